@@ -1,0 +1,284 @@
+"""The decode path's arithmetic in plain JAX, one function per operation.
+
+Each function works on rows: the leading axes are sequences and rows, and a row's result
+depends on that row alone. Activations and states are float32; weights are widened where
+they are used. Native kernels replace these functions one for one.
+
+Sources: model-spec sections 3.0 to 3.8.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from hipjax.typing import Array, Bool, Float, Int, Num
+
+MAX_ROWS = 8
+_HIGHEST = lax.Precision.HIGHEST
+
+
+def encode(x: Float[Array, "..."], dtype: jnp.dtype) -> Num[Array, "..."]:
+    """Brings values to a cache's storage: float32, or bfloat16 kept as uint16 bits.
+
+    XLA's CPU back end widens a whole bfloat16 array to float32 around an update of a few
+    of its rows; an integer array is updated in place.
+    """
+    if dtype == jnp.uint16:
+        return lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16)
+    return x.astype(dtype)
+
+
+def decode(stored: Num[Array, "..."]) -> Float[Array, "..."]:
+    """Stored cache values, or weights of any float dtype, as float32."""
+    if stored.dtype == jnp.uint16:
+        stored = lax.bitcast_convert_type(stored, jnp.bfloat16)
+    return stored.astype(jnp.float32)
+
+
+def matrix_product(x: Float[Array, "*rows K"], weight: Float[Array, "M K"]) -> Array:
+    """``x @ weight.T`` in float32, for a weight in the checkpoint's [out, in] layout."""
+    return jnp.matmul(x, weight.astype(jnp.float32).T, precision=_HIGHEST)
+
+
+def row_product(x: Float[Array, "*rows K"], weight: Float[Array, "M K"]) -> Array:
+    """The same; up to ``MAX_ROWS`` rows run one and the same one-row program in turn.
+
+    A matrix product of XLA rounds a row differently for every number of rows.
+    """
+    flat = x.reshape(-1, x.shape[-1])
+    if flat.shape[0] > MAX_ROWS:
+        out = matrix_product(flat, weight)
+    else:
+        wide = weight.astype(jnp.float32)
+        out = lax.map(lambda row: jnp.matmul(wide, row, precision=_HIGHEST), flat)
+    return out.reshape(*x.shape[:-1], weight.shape[0])
+
+
+def rms_norm(x: Float[Array, "*rows H"], weight: Float[Array, " H"], eps: float) -> Array:
+    """Root-mean-square norm over the last axis, scaled by ``1 + weight``."""
+    return _normalised(x, eps) * (1.0 + weight.astype(jnp.float32))
+
+
+def stream_norm(x: Float[Array, "*rows C H"], weight: Float[Array, " D"], eps: float) -> Array:
+    """The same, each stream normalised by itself and scaled by its part of the weight."""
+    return _normalised(x, eps) * (1.0 + weight.astype(jnp.float32).reshape(x.shape[-2:]))
+
+
+def _normalised(x: Array, eps: float) -> Array:
+    return x * lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps)
+
+
+def hyper_mix(
+    normed: Float[Array, "*rows C H"], down: Float[Array, "low D"], up: Float[Array, "D low"]
+) -> Float[Array, "*rows H"]:
+    """Gated mean of the normalised streams: what a layer's branch reads."""
+    streams = normed.shape[-2]
+    flat = normed.reshape(*normed.shape[:-2], -1)
+    low = jax.nn.silu(row_product(flat, down) / streams)
+    gate = jax.nn.sigmoid(row_product(low, up)).reshape(normed.shape)
+    return jnp.mean(gate * normed, axis=-2)
+
+
+def hyper_inject(
+    normed: Float[Array, "*rows C H"], inject: Float[Array, "C D"]
+) -> Float[Array, "*rows C"]:
+    """How strongly each stream takes up the branch's output, in (0, 2)."""
+    flat = normed.reshape(*normed.shape[:-2], -1)
+    return 2.0 * jax.nn.sigmoid(row_product(flat, inject) / normed.shape[-2])
+
+
+def hyper_combine(
+    streams: Float[Array, "*rows C H"],
+    branch: Float[Array, "*rows H"],
+    strength: Float[Array, "*rows C"],
+) -> Float[Array, "*rows C H"]:
+    """Adds a branch's output to every stream."""
+    return streams + strength[..., None] * branch[..., None, :]
+
+
+def rotate(
+    x: Float[Array, "*rows N width"], positions: Int[Array, "*rows"], theta: float, dims: int
+) -> Array:
+    """Rotary embedding of the first ``dims`` of the last axis, half-split pairing."""
+    half = dims // 2
+    frequency = 1.0 / (theta ** (jnp.arange(0, dims, 2, dtype=jnp.float32) / dims))
+    angle = positions.astype(jnp.float32)[..., None, None] * frequency
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    first, second, rest = x[..., :half], x[..., half:dims], x[..., dims:]
+    turned = (first * cos - second * sin, second * cos + first * sin, rest)
+    return jnp.concatenate(turned, axis=-1)
+
+
+def causal_conv(
+    columns: Float[Array, "B past_and_T channels"],
+    weight: Float[Array, "channels 1 taps"],
+    dilation: int,
+) -> Float[Array, "B T channels"]:
+    """Depthwise causal convolution over ``columns``, the tokens before the first included."""
+    taps = weight.shape[-1]
+    reach = (taps - 1) * dilation
+    length = columns.shape[1] - reach
+    kernel = weight.astype(jnp.float32)[:, 0]
+    return sum(
+        (columns[:, i * dilation : i * dilation + length] * kernel[:, i] for i in range(taps)),
+        start=jnp.zeros((), jnp.float32),
+    )
+
+
+def unit(x: Float[Array, "*rows width"]) -> Array:
+    """``x`` scaled to length one over the last axis (eps 1e-6, sum of squares)."""
+    return x * lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + 1e-6)
+
+
+def delta_gates(
+    a: Float[Array, "*rows N"],
+    b: Float[Array, "*rows N"],
+    a_log: Float[Array, " N"],
+    dt_bias: Float[Array, " N"],
+) -> tuple[Float[Array, "*rows N"], Float[Array, "*rows N"]]:
+    """Log decay (at most 0) and write strength of each value head."""
+    rate = -jnp.exp(a_log.astype(jnp.float32))
+    return rate * jax.nn.softplus(a + dt_bias.astype(jnp.float32)), jax.nn.sigmoid(b)
+
+
+def delta_rows(
+    state: Float[Array, "B N keys values"],
+    query: Float[Array, "B R N keys"],
+    key: Float[Array, "B R N keys"],
+    value: Float[Array, "B R N values"],
+    decay: Float[Array, "B R N"],
+    strength: Float[Array, "B R N"],
+) -> tuple[Float[Array, "B R N values"], Float[Array, "B R N values"]]:
+    """Gated delta rule, row after row from ``state``, which is left as it is.
+
+    Returns:
+      The rows' outputs, and per row the correction that was written under its key: with
+      the keys and decays these are the tape from which :func:`delta_commit` finishes.
+    """
+
+    def step(state: Array, row: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
+        query, key, value, decay, strength = row
+        decayed = jnp.exp(decay)[..., None, None] * state
+        correction = strength[..., None] * (value - _read(decayed, key))
+        state = decayed + key[..., None] * correction[..., None, :]
+        return state, (_read(state, query), correction)
+
+    rows = (jnp.moveaxis(part, 1, 0) for part in (query, key, value, decay, strength))
+    _, (outputs, corrections) = lax.scan(step, state, tuple(rows))
+    return jnp.moveaxis(outputs, 0, 1), jnp.moveaxis(corrections, 0, 1)
+
+
+def _read(state: Array, key: Array) -> Array:
+    return jnp.einsum("bnkv,bnk->bnv", state, key, precision=_HIGHEST)
+
+
+def delta_commit(
+    state: Float[Array, "B N keys values"],
+    key: Float[Array, "B R N keys"],
+    correction: Float[Array, "B R N values"],
+    decay: Float[Array, "B R N"],
+    kept: Int[Array, " B"],
+) -> Float[Array, "B N keys values"]:
+    """The state after the first ``kept`` rows: one read and one write of the state."""
+    for row in range(key.shape[1]):
+        moved = jnp.exp(decay[:, row])[..., None, None] * state
+        moved = moved + key[:, row, :, :, None] * correction[:, row, :, None, :]
+        state = jnp.where((row < kept)[:, None, None, None], moved, state)
+    return state
+
+
+def delta_output(
+    x: Float[Array, "*rows N values"],
+    z: Float[Array, "*rows N values"],
+    weight: Float[Array, " values"],
+    eps: float,
+    gate: str,
+) -> Array:
+    """Norm of each value head (plain weight, not ``1 + weight``), then the gate."""
+    activation = jax.nn.sigmoid if gate == "sigmoid" else jax.nn.silu
+    return _normalised(x, eps) * weight.astype(jnp.float32) * activation(z)
+
+
+def route(
+    logits: Float[Array, "*rows E"], chosen: int, renormalise: bool
+) -> tuple[Int[Array, "*rows K"], Float[Array, "*rows K"]]:
+    """The experts of each row and their weights; equal scores favour the lower expert."""
+    weights, experts = lax.top_k(jax.nn.softmax(logits, axis=-1), chosen)
+    if renormalise:
+        weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
+    return experts, weights
+
+
+def swiglu(gate_up: Float[Array, "*rows two_I"]) -> Array:
+    """``silu(gate) * up`` for a product that holds gate and up side by side."""
+    gate, up = jnp.split(gate_up, 2, axis=-1)
+    return jax.nn.silu(gate) * up
+
+
+def expert_rows(
+    x: Float[Array, "B R H"],
+    gate_up: Float[Array, "E two_I H"],
+    down: Float[Array, "E H I"],
+    experts: Int[Array, "B R K"],
+    weights: Float[Array, "B R K"],
+) -> Float[Array, "B R H"]:
+    """Weighted sum of each row's experts; reads only the experts that were chosen."""
+    chosen_in, chosen_out = decode(gate_up[experts]), decode(down[experts])
+    inner = swiglu(jnp.einsum("brkih,brh->brki", chosen_in, x, precision=_HIGHEST))
+    outer = jnp.einsum("brkhi,brki->brkh", chosen_out, inner, precision=_HIGHEST)
+    return jnp.einsum("brkh,brk->brh", outer, weights, precision=_HIGHEST)
+
+
+def block_scores(
+    query: Float[Array, "B R N width"], keys: Num[Array, "B blocks width"]
+) -> Float[Array, "B R blocks"]:
+    """Relevance of every cached block to every row: summed positive parts over heads."""
+    products = jnp.einsum("brnd,bkd->brnk", query, decode(keys), precision=_HIGHEST)
+    return jnp.sum(jax.nn.relu(products), axis=2) / jnp.sqrt(jnp.float32(query.shape[-1]))
+
+
+def attend_rows(
+    query: Float[Array, "B R N width"],
+    keys: Num[Array, "B groups S width"],
+    values: Num[Array, "B groups S width"],
+    tokens: Int[Array, "B R L"],
+    visible: Bool[Array, "B R L"],
+) -> Float[Array, "B R N width"]:
+    """Attention of each row over its own list of cached tokens.
+
+    A slot that is not ``visible`` must still name a token that the row may read: it gets
+    weight 0, and a weight of 0 does not silence a NaN.
+    """
+    batch, rows, heads, width = query.shape
+    groups = keys.shape[1]
+    flat = tokens.reshape(batch, -1)
+
+    def gathered(cache: Array) -> Array:
+        picked = jax.vmap(lambda c, i: c[:, i])(cache, flat)
+        return decode(picked.reshape(batch, groups, rows, -1, width))
+
+    grouped = query.reshape(batch, rows, groups, heads // groups, width)
+    grouped = jnp.moveaxis(grouped, 1, 2) / jnp.sqrt(jnp.float32(width))
+    scores = jnp.einsum("bgrqd,bgrld->bgrql", grouped, gathered(keys), precision=_HIGHEST)
+    weights = jax.nn.softmax(jnp.where(visible[:, None, :, None], scores, -jnp.inf), axis=-1)
+    mixed = jnp.einsum("bgrql,bgrld->bgrqd", weights, gathered(values), precision=_HIGHEST)
+    return jnp.moveaxis(mixed, 1, 2).reshape(query.shape)
+
+
+def ple_gate(
+    key: Float[Array, "*rows C H"],
+    query: Float[Array, "*rows C H"],
+    value: Float[Array, "*rows H"],
+) -> Float[Array, "*rows C H"]:
+    """The n-gram value, let through per stream by how well its key meets the stream."""
+    score = jnp.sum(key * query, axis=-1) / jnp.sqrt(jnp.float32(key.shape[-1]))
+    score = jnp.sign(score) * jnp.sqrt(jnp.maximum(jnp.abs(score), 1e-6))
+    return jax.nn.sigmoid(score)[..., None] * value[..., None, :]
+
+
+def argmax(logits: Float[Array, "*rows V"]) -> Int[Array, "*rows"]:
+    """Greedy choice: non-finite logits never win, the lowest id wins a tie, else id 0."""
+    finite = jnp.where(jnp.isfinite(logits), logits, -jnp.inf)
+    best = jnp.max(finite, axis=-1, keepdims=True)
+    index = jnp.arange(logits.shape[-1], dtype=jnp.int32)
+    return jnp.min(jnp.where(finite == best, index, logits.shape[-1] - 1), axis=-1)

@@ -1,0 +1,188 @@
+"""Gated DeltaNet: linear attention with a recurrent state.
+
+Source: model-spec section 3.4. Prompts use the chunked form, decoded rows the recurrence;
+the two are equal in exact arithmetic.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import lax
+from jax.scipy.linalg import solve_triangular
+
+from hipjax.ffi import ops
+from hipjax.model.config import ModelConfig
+from hipjax.model.layers import Linear, Weight, conv_init
+from hipjax.model.state import DeltaNetState, DeltaNetTape, last_columns
+from hipjax.typing import Array, Float, Int
+
+_CHUNK = 64
+
+
+class Recurrence(NamedTuple):
+    """Inputs of the delta rule, per token and value head."""
+
+    query: Array
+    key: Array
+    value: Array
+    decay: Array
+    strength: Array
+
+
+class GatedDeltaNet(nn.Module):
+    """One linear-attention layer's mixer."""
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        c, scale = self.config, self.config.initializer_range
+        heads = c.linear_num_value_heads
+        self.in_proj_qkv = Linear(c.hidden_size, c.linear_conv_size, scale)
+        self.in_proj_z = Linear(c.hidden_size, c.linear_value_size, scale)
+        self.in_proj_b = Linear(c.hidden_size, heads, scale)
+        self.in_proj_a = Linear(c.hidden_size, heads, scale)
+        taps = c.linear_conv_kernel_dim
+        self.conv1d = Weight((c.linear_conv_size, 1, taps), conv_init(taps))
+        self.A_log = self.param("A_log", _decay_init, (heads,))
+        self.dt_bias = self.param("dt_bias", nn.initializers.ones, (heads,))
+        self.norm = Weight((c.linear_value_head_dim,), nn.initializers.ones)
+        self.out_proj = Linear(c.linear_value_size, c.hidden_size, scale)
+
+    def inputs(
+        self, x: Float[Array, "B T H"], state: DeltaNetState
+    ) -> tuple[Recurrence, Float[Array, "B past_and_T channels"]]:
+        """What the recurrence needs, and the convolution's inputs, old and new."""
+        c = self.config
+        columns = jnp.concatenate([state.conv, self.in_proj_qkv(x)], axis=1)
+        mixed = nn.silu(ops.causal_conv(columns, self.conv1d(), 1))
+        query, key, value = jnp.split(mixed, [c.linear_key_size, 2 * c.linear_key_size], axis=-1)
+        share = c.linear_num_value_heads // c.linear_num_key_heads
+
+        def heads(part: Array, width: int) -> Array:
+            return part.reshape(*part.shape[:-1], -1, width)
+
+        def widened(part: Array) -> Array:
+            return jnp.repeat(ops.unit(heads(part, c.linear_key_head_dim)), share, axis=-2)
+
+        decay, strength = ops.delta_gates(
+            self.in_proj_a(x), self.in_proj_b(x), self.A_log, self.dt_bias
+        )
+        recurrence = Recurrence(
+            query=widened(query) / jnp.sqrt(jnp.float32(c.linear_key_head_dim)),
+            key=widened(key),
+            value=heads(value, c.linear_value_head_dim),
+            decay=decay,
+            strength=strength,
+        )
+        return recurrence, columns
+
+    def output(self, mixed: Float[Array, "B T N values"], x: Array) -> Float[Array, "B T H"]:
+        """Norm and gate of the heads, then back to the hidden size."""
+        c = self.config
+        z = self.in_proj_z(x).reshape(mixed.shape)
+        gated = ops.delta_output(mixed, z, self.norm(), c.rms_norm_eps, c.output_gate_type)
+        return self.out_proj(gated.reshape(*gated.shape[:-2], -1))
+
+    def rows(
+        self, x: Float[Array, "B R H"], state: DeltaNetState
+    ) -> tuple[Float[Array, "B R H"], DeltaNetTape]:
+        """Decodes R rows one after the other; the state itself moves at commit."""
+        r, columns = self.inputs(x, state)
+        mixed, correction = ops.delta_rows(
+            state.recurrent, r.query, r.key, r.value, r.decay, r.strength
+        )
+        return self.output(mixed, x), DeltaNetTape(state, columns, r.key, correction, r.decay)
+
+    def prompt(
+        self, x: Float[Array, "B T H"], state: DeltaNetState, count: Int[Array, " B"]
+    ) -> tuple[Float[Array, "B T H"], DeltaNetState]:
+        """Runs a chunk of which the first ``count`` tokens are real."""
+        r, columns = self.inputs(x, state)
+        real = jnp.arange(x.shape[1]) < count[:, None]
+
+        def masked(part: Array) -> Array:
+            return jnp.where(real.reshape(real.shape + (1,) * (part.ndim - 2)), part, 0)
+
+        mixed, recurrent = delta_chunks(
+            state.recurrent, Recurrence(*(masked(part) for part in r))
+        )
+        kept = last_columns(columns, count, state.conv.shape[1])
+        return self.output(mixed, x), DeltaNetState(conv=kept, recurrent=recurrent)
+
+
+def delta_chunks(
+    state: Float[Array, "B N keys values"], r: Recurrence
+) -> tuple[Float[Array, "B T N values"], Float[Array, "B N keys values"]]:
+    """The gated delta rule over many tokens, ``_CHUNK`` at a time.
+
+    A token with zero key, value, decay and strength leaves the state as it is.
+    """
+    length = r.query.shape[1]
+    size = min(_CHUNK, length)
+    short = -length % size
+
+    def cut(part: Array) -> Array:
+        padded = jnp.pad(part, ((0, 0), (0, short)) + ((0, 0),) * (part.ndim - 2))
+        split = padded.reshape(part.shape[0], -1, size, *part.shape[2:])
+        return jnp.moveaxis(jnp.moveaxis(split, 3, 2), 1, 0)
+
+    chunks = _prepared(Recurrence(*(cut(part) for part in r)))
+    state, mixed = lax.scan(_one_chunk, state, chunks)
+    whole = jnp.moveaxis(jnp.moveaxis(mixed, 0, 1), 2, 3)
+    return whole.reshape(whole.shape[0], -1, *whole.shape[3:])[:, :length], state
+
+
+class _Chunk(NamedTuple):
+    """What one chunk does to any state S: ``fresh = own - carried S`` is written under
+    ``keys`` while S fades by ``left``; the output is ``asking S + inside fresh``."""
+
+    own: Array
+    carried: Array
+    asking: Array
+    inside: Array
+    keys: Array
+    left: Array
+
+
+def _prepared(r: Recurrence) -> _Chunk:
+    """The part of the chunked form that no state enters, for all chunks at once.
+
+    Every part of ``r`` is [chunks, B, N, size, ...].
+    """
+    size = r.query.shape[-2]
+    total = jnp.cumsum(r.decay, axis=-1)
+    lower = jnp.tril(jnp.ones((size, size), bool))
+    between = jnp.where(lower, total[..., :, None] - total[..., None, :], -jnp.inf)
+    decays = jnp.exp(between)
+    grown = jnp.exp(total)[..., None]
+    written = r.key * r.strength[..., None]
+    mixing = jnp.tril(_times(written, r.key.mT) * decays, -1) + jnp.eye(size)
+    sources = jnp.concatenate([r.value * r.strength[..., None], written * grown], axis=-1)
+    solved = solve_triangular(mixing, sources, lower=True, unit_diagonal=True)
+    own, carried = jnp.split(solved, [r.value.shape[-1]], axis=-1)
+    return _Chunk(
+        own=own,
+        carried=carried,
+        asking=r.query * grown,
+        inside=_times(r.query, r.key.mT) * decays,
+        keys=r.key * jnp.exp(total[..., -1:] - total)[..., None],
+        left=jnp.exp(total[..., -1])[..., None, None],
+    )
+
+
+def _one_chunk(
+    state: Float[Array, "B N keys values"], chunk: _Chunk
+) -> tuple[Float[Array, "B N keys values"], Float[Array, "B N size values"]]:
+    fresh = chunk.own - _times(chunk.carried, state)
+    out = _times(chunk.asking, state) + _times(chunk.inside, fresh)
+    return chunk.left * state + _times(chunk.keys.mT, fresh), out
+
+
+def _times(a: Array, b: Array) -> Array:
+    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+
+
+def _decay_init(key: Array, shape: tuple[int, ...]) -> Array:
+    return jnp.log(jax.random.uniform(key, shape, minval=1.0, maxval=16.0))

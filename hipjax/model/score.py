@@ -1,0 +1,111 @@
+"""Logits of every position of given texts."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
+
+from hipjax.model.config import ModelConfig
+from hipjax.model.state import DecodeState
+from hipjax.model.trunk import trunk_logits, trunk_prompt, trunk_rows
+from hipjax.typing import Array, Params
+
+_ROWS = 4
+
+
+def logits(
+    params: Params,
+    tokens: Any,
+    *,
+    config: ModelConfig,
+    lengths: Any = None,
+    chunk: int = 64,
+    rows: bool = False,
+    cache_dtype: DTypeLike = jnp.bfloat16,
+) -> Array:
+    """Logits of the next token at every position; pure, and may be jitted.
+
+    Args:
+      params: the whole parameter tree.
+      tokens: [T] or [B, T] token ids. Ids outside the vocabulary are an error where their
+        values are known, and undefined behaviour under ``jit``.
+      config: the model's configuration.
+      lengths: [B] tokens of each sequence, the rest being padding; None means all T.
+        Logits past a sequence's length are zero.
+      chunk: tokens that run at once, at least 1.
+      rows: use the numerics of the decode path in place of the prompt path's.
+      cache_dtype: dtype of cached keys and values, bfloat16 or float32.
+
+    Returns:
+      float32 [T, V] or [B, T, V].
+
+    Raises:
+      TypeError, ValueError: an argument is not as stated, or the texts exceed the context.
+
+    Example:
+      >>> import hipjax
+      >>> model = hipjax.load_nano()
+      >>> hipjax.logits(model.params, [5, 6, 7], config=model.config).shape
+      (3, 2048)
+    """
+    batch = _checked_tokens(tokens, config)
+    single = jnp.ndim(tokens) == 1
+    chunk = min(_ROWS if rows else chunk, batch.shape[1])
+    if chunk < 1:
+        raise ValueError(f"chunk is {chunk}; it must be at least 1, and so must the text's length")
+    length = batch.shape[1]
+    count = _checked_lengths(lengths, batch.shape, single)
+    padded = jnp.pad(batch, ((0, 0), (0, -length % chunk)))
+    pieces = jnp.moveaxis(padded.reshape(batch.shape[0], -1, chunk), 1, 0)
+    state = DecodeState.init(
+        config, padded.shape[1], batch=batch.shape[0], cache_dtype=cache_dtype, head=False
+    )
+
+    def visit(state: DecodeState, piece: Array) -> tuple[DecodeState, Array]:
+        left = jnp.clip(count - state.length, 0, chunk)
+        if rows:
+            tape = trunk_rows(params, piece, state, config=config)
+            state, streams = tape.commit(left), tape.streams
+        else:
+            streams, state, _ = trunk_prompt(params, piece, left, state, config=config)
+        live = jnp.arange(chunk) < left[:, None]
+        return state, jnp.where(live[..., None], trunk_logits(params, streams, config=config), 0)
+
+    _, parts = lax.scan(visit, state, pieces)
+    out = jnp.moveaxis(parts, 0, 1).reshape(batch.shape[0], -1, config.vocab_size)[:, :length]
+    return out[0] if single else out
+
+
+def _checked_tokens(tokens: Any, config: ModelConfig) -> Array:
+    array = jnp.asarray(tokens)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"tokens has dtype {array.dtype}; it must hold integers")
+    if array.ndim not in (1, 2) or array.size == 0:
+        raise ValueError(f"tokens has shape {array.shape}; it must be [T] or [B, T], not empty")
+    if array.shape[-1] > config.max_position_embeddings:
+        raise ValueError(
+            f"tokens has {array.shape[-1]} positions; the model's context is "
+            f"{config.max_position_embeddings}"
+        )
+    if not isinstance(array, jax.core.Tracer):
+        low, high = int(array.min()), int(array.max())
+        if low < 0 or high >= config.vocab_size:
+            raise ValueError(
+                f"tokens holds ids from {low} to {high}; allowed: 0 to {config.vocab_size - 1}"
+            )
+    return jnp.atleast_2d(array).astype(jnp.int32)
+
+
+def _checked_lengths(lengths: Any, shape: tuple[int, ...], single: bool) -> Array:
+    if lengths is None:
+        return jnp.full((shape[0],), shape[1], jnp.int32)
+    array = jnp.asarray(lengths)
+    wanted = () if single else (shape[0],)
+    if not jnp.issubdtype(array.dtype, jnp.integer) or array.shape not in (wanted, (shape[0],)):
+        raise ValueError(
+            f"lengths has shape {array.shape} and dtype {array.dtype}; it must hold one "
+            f"integer for each of the {shape[0]} sequences"
+        )
+    return jnp.clip(array.reshape(shape[0]), 0, shape[1]).astype(jnp.int32)
