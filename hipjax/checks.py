@@ -7,8 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hipjax.model.config import ModelConfig
-
 
 def integer(name: str, value: Any, low: int, high: int | None = None) -> int:
     """``value`` as an int within ``[low, high]``.
@@ -44,34 +42,31 @@ def token_ids(name: str, value: Any, vocab_size: int) -> np.ndarray:
     outside = np.flatnonzero((array < 0) | (array >= vocab_size))
     if outside.size:
         where = int(outside[0])
-        raise ValueError(
-            f"{name}[{where}] is {int(array[where])}; allowed: 0 to {vocab_size - 1}"
-        )
+        raise ValueError(f"{name}[{where}] is {int(array[where])}; allowed: 0 to {vocab_size - 1}")
     return array.astype(np.int32)
 
 
-def prompt(value: Any, config: ModelConfig) -> np.ndarray:
+def prompt(value: Any, vocab_size: int, context: int) -> np.ndarray:
     """A prompt that the model can continue by at least one token.
 
     Raises:
       TypeError, ValueError: as :func:`token_ids`; the prompt is empty or fills the context.
     """
-    ids = token_ids("prompt", value, config.vocab_size)
+    ids = token_ids("prompt", value, vocab_size)
     if ids.size == 0:
         raise ValueError("prompt is empty; it must hold at least one token")
-    if ids.size >= config.max_position_embeddings:
+    if ids.size >= context:
         raise ValueError(
-            f"prompt has {ids.size} tokens; allowed: at most "
-            f"{config.max_position_embeddings - 1}, one below the model's context of "
-            f"{config.max_position_embeddings}"
+            f"prompt has {ids.size} tokens; allowed: at most {context - 1}, one below the "
+            f"model's context of {context}"
         )
     return ids
 
 
-def stop_ids(value: Sequence[int], config: ModelConfig) -> np.ndarray:
+def stop_ids(value: Sequence[int], vocab_size: int, eos: int | None) -> np.ndarray:
     """The ids that end a request: the given ones and the model's end-of-sequence."""
-    given = token_ids("stop_token_ids", list(value), config.vocab_size)
-    own = [] if config.eos_token_id is None else [config.eos_token_id]
+    given = token_ids("stop_token_ids", list(value), vocab_size)
+    own = [] if eos is None else [eos]
     return np.array(sorted({*given.tolist(), *own}), np.int32)
 
 

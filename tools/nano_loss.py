@@ -40,8 +40,10 @@ class Losses(NamedTuple):
 
 
 class Forward(NamedTuple):
-    """Logits [B, T, V] of the trunk and of the head at depth 1, 2 and 3, with the masks of
-    the rows at which a depth was computed, and the layers' traces."""
+    """Logits [B, T, V] of the trunk and of the head at depth 1, 2 and 3.
+
+    The masks say at which rows a depth was computed; the traces are the layers'.
+    """
 
     trunk: Array
     drafts: tuple[Array, Array, Array]
@@ -146,7 +148,10 @@ def _index_of(config: ModelConfig, weights: Any, trace: LayerTrace, theta: float
     p = module.apply(variables, x, positions, method="project")
     aligned = p.index_key[:, : length // ratio * ratio]
     blocks = module.apply(
-        variables, aligned, jnp.zeros((batch,), jnp.int32), method=lambda m, a, f: m.indexer.block_keys(a, f)
+        variables,
+        aligned,
+        jnp.zeros((batch,), jnp.int32),
+        method=lambda m, a, f: m.indexer.block_keys(a, f),
     )
     scores = ops.block_scores(p.index_query, blocks)
     visible = jnp.arange(blocks.shape[1]) < ((positions + 1) // ratio)[..., None]

@@ -270,7 +270,11 @@ def main() -> None:
         args.resume.mkdir(parents=True, exist_ok=True)
         leaves = {f"leaf{i}": np.asarray(x) for i, x in enumerate(jax.tree.leaves((params, state)))}
         np.savez(
-            args.resume / "state.npz", step=last, steps=plan.steps, curve=json.dumps(curve), **leaves
+            args.resume / "state.npz",
+            step=last,
+            steps=plan.steps,
+            curve=json.dumps(curve),
+            **leaves,
         )
     if last == plan.steps:
         rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), params)

@@ -1,0 +1,1 @@
+"""Operations of the decode path and their implementations."""

@@ -40,18 +40,25 @@ def matrix_product(x: Float[Array, "*rows K"], weight: Float[Array, "M K"]) -> A
     return jnp.matmul(x, weight.astype(jnp.float32).T, precision=_HIGHEST)
 
 
-def row_product(x: Float[Array, "*rows K"], weight: Float[Array, "M K"]) -> Array:
-    """The same; up to ``MAX_ROWS`` rows run one and the same one-row program in turn.
+def row_products(
+    x: Float[Array, "*rows K"], weights: tuple[Float[Array, "_ K"], ...]
+) -> tuple[Array, ...]:
+    """The products of the same rows with several weights.
 
-    A matrix product of XLA rounds a row differently for every number of rows.
+    Up to ``MAX_ROWS`` rows run one and the same one-row program in turn: a matrix product
+    of XLA rounds a row differently for every number of rows.
     """
     flat = x.reshape(-1, x.shape[-1])
     if flat.shape[0] > MAX_ROWS:
-        out = matrix_product(flat, weight)
-    else:
-        wide = weight.astype(jnp.float32)
-        out = lax.map(lambda row: jnp.matmul(wide, row, precision=_HIGHEST), flat)
-    return out.reshape(*x.shape[:-1], weight.shape[0])
+        return tuple(matrix_product(x, weight) for weight in weights)
+    wide = [weight.astype(jnp.float32) for weight in weights]
+    outs = lax.map(lambda row: [jnp.matmul(w, row, precision=_HIGHEST) for w in wide], flat)
+    return tuple(out.reshape(*x.shape[:-1], -1) for out in outs)
+
+
+def row_product(x: Float[Array, "*rows K"], weight: Float[Array, "M K"]) -> Array:
+    """The product of rows with one weight, see :func:`row_products`."""
+    return row_products(x, (weight,))[0]
 
 
 def rms_norm(x: Float[Array, "*rows H"], weight: Float[Array, " H"], eps: float) -> Array:
@@ -69,22 +76,21 @@ def _normalised(x: Array, eps: float) -> Array:
 
 
 def hyper_mix(
-    normed: Float[Array, "*rows C H"], down: Float[Array, "low D"], up: Float[Array, "D low"]
-) -> Float[Array, "*rows H"]:
-    """Gated mean of the normalised streams: what a layer's branch reads."""
+    normed: Float[Array, "*rows C H"],
+    down: Float[Array, "low D"],
+    up: Float[Array, "D low"],
+    inject: Float[Array, "C D"] | None = None,
+) -> tuple[Float[Array, "*rows H"], Float[Array, "*rows C"] | None]:
+    """Gated mean of the normalised streams: what a branch reads.
+
+    With ``inject``, also how strongly each stream takes the branch's output up, in (0, 2).
+    """
     streams = normed.shape[-2]
     flat = normed.reshape(*normed.shape[:-2], -1)
-    low = jax.nn.silu(row_product(flat, down) / streams)
-    gate = jax.nn.sigmoid(row_product(low, up)).reshape(normed.shape)
-    return jnp.mean(gate * normed, axis=-2)
-
-
-def hyper_inject(
-    normed: Float[Array, "*rows C H"], inject: Float[Array, "C D"]
-) -> Float[Array, "*rows C"]:
-    """How strongly each stream takes up the branch's output, in (0, 2)."""
-    flat = normed.reshape(*normed.shape[:-2], -1)
-    return 2.0 * jax.nn.sigmoid(row_product(flat, inject) / normed.shape[-2])
+    low, *taken = row_products(flat, (down,) if inject is None else (down, inject))
+    gate = jax.nn.sigmoid(row_product(jax.nn.silu(low / streams), up)).reshape(normed.shape)
+    mixed = jnp.mean(gate * normed, axis=-2)
+    return mixed, 2.0 * jax.nn.sigmoid(taken[0] / streams) if taken else None
 
 
 def hyper_combine(

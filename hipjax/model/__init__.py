@@ -1,0 +1,1 @@
+"""The network: configuration, layers, memory, checkpoints."""

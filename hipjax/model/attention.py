@@ -12,7 +12,7 @@ from jax import lax
 
 from hipjax.ffi import ops
 from hipjax.model.config import ModelConfig
-from hipjax.model.layers import Linear, RMSNorm
+from hipjax.model.layers import Linear, RMSNorm, together
 from hipjax.model.selection import (
     in_pieces,
     listed_tokens,
@@ -51,14 +51,12 @@ class Indexer(nn.Module):
         self.k_layernorm = RMSNorm(c.indexer_head_dim, c.rms_norm_eps)
 
     def __call__(
-        self, x: Float[Array, "B T H"], positions: Int[Array, "B T"]
-    ) -> tuple[Float[Array, "B T N width"], Float[Array, "B T width"]]:
+        self, projected: Float[Array, "B T width"], positions: Int[Array, "B T"]
+    ) -> tuple[Float[Array, "B T N index"], Float[Array, "B T index"]]:
         """Rotated index queries, and the raw index key that is cached."""
         c = self.config
-        both = self.index_qk_proj(x).reshape(*x.shape[:-1], -1, c.indexer_head_dim)
-        query = ops.rotate(
-            self.q_layernorm(both[..., :-1, :]), positions, self.theta, c.rotary_dim
-        )
+        both = projected.reshape(*projected.shape[:-1], -1, c.indexer_head_dim)
+        query = ops.rotate(self.q_layernorm(both[..., :-1, :]), positions, self.theta, c.rotary_dim)
         return query, both[..., -1, :]
 
     def block_keys(
@@ -99,14 +97,18 @@ class GatedAttention(nn.Module):
     def project(self, x: Float[Array, "B T H"], positions: Int[Array, "B T"]) -> Projections:
         """Normed and rotated queries and keys, values, gates and index projections."""
         c = self.config
-        both = self.q_proj(x).reshape(*x.shape[:-1], c.num_attention_heads, 2, c.head_dim)
+        both, key, value, index = together(
+            x, self.q_proj, self.k_proj, self.v_proj, self.indexer.index_qk_proj
+        )
+        both = both.reshape(*x.shape[:-1], c.num_attention_heads, 2, c.head_dim)
         groups = (*x.shape[:-1], c.num_key_value_heads, c.head_dim)
         query = ops.rotate(self.q_norm(both[..., 0, :]), positions, self.theta, c.rotary_dim)
-        key = self.k_norm(self.k_proj(x).reshape(groups))
+        key = self.k_norm(key.reshape(groups))
         key = ops.rotate(key, positions, self.theta, c.rotary_dim)
-        index_query, index_key = self.indexer(x, positions)
-        value = self.v_proj(x).reshape(groups)
-        return Projections(query, both[..., 1, :], key, value, index_query, index_key)
+        index_query, index_key = self.indexer(index, positions)
+        return Projections(
+            query, both[..., 1, :], key, value.reshape(groups), index_query, index_key
+        )
 
     def write(
         self,

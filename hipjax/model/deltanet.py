@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
-from jax.scipy.linalg import solve_triangular
 
 from hipjax.ffi import ops
 from hipjax.model.config import ModelConfig
-from hipjax.model.layers import Linear, Weight, conv_init
+from hipjax.model.layers import Linear, Weight, conv_init, together
 from hipjax.model.state import DeltaNetState, DeltaNetTape, last_columns
 from hipjax.typing import Array, Float, Int
 
@@ -29,6 +28,20 @@ class Recurrence(NamedTuple):
     value: Array
     decay: Array
     strength: Array
+
+
+class Inputs(NamedTuple):
+    """What a layer derives from its input.
+
+    Attributes:
+      recurrence: the delta rule's part.
+      gate: [B, T, N, values] the output gate before its activation.
+      columns: [B, taps - 1 + T, channels] the convolution's inputs, old and new.
+    """
+
+    recurrence: Recurrence
+    gate: Array
+    columns: Array
 
 
 class GatedDeltaNet(nn.Module):
@@ -50,12 +63,11 @@ class GatedDeltaNet(nn.Module):
         self.norm = Weight((c.linear_value_head_dim,), nn.initializers.ones)
         self.out_proj = Linear(c.linear_value_size, c.hidden_size, scale)
 
-    def inputs(
-        self, x: Float[Array, "B T H"], state: DeltaNetState
-    ) -> tuple[Recurrence, Float[Array, "B past_and_T channels"]]:
-        """What the recurrence needs, and the convolution's inputs, old and new."""
+    def inputs(self, x: Float[Array, "B T H"], state: DeltaNetState) -> Inputs:
+        """Projections, convolution, heads and gates of T tokens."""
         c = self.config
-        columns = jnp.concatenate([state.conv, self.in_proj_qkv(x)], axis=1)
+        qkv, z, a, b = together(x, self.in_proj_qkv, self.in_proj_z, self.in_proj_a, self.in_proj_b)
+        columns = jnp.concatenate([state.conv, qkv], axis=1)
         mixed = nn.silu(ops.causal_conv(columns, self.conv1d(), 1))
         query, key, value = jnp.split(mixed, [c.linear_key_size, 2 * c.linear_key_size], axis=-1)
         share = c.linear_num_value_heads // c.linear_num_key_heads
@@ -66,9 +78,7 @@ class GatedDeltaNet(nn.Module):
         def widened(part: Array) -> Array:
             return jnp.repeat(ops.unit(heads(part, c.linear_key_head_dim)), share, axis=-2)
 
-        decay, strength = ops.delta_gates(
-            self.in_proj_a(x), self.in_proj_b(x), self.A_log, self.dt_bias
-        )
+        decay, strength = ops.delta_gates(a, b, self.A_log, self.dt_bias)
         recurrence = Recurrence(
             query=widened(query) / jnp.sqrt(jnp.float32(c.linear_key_head_dim)),
             key=widened(key),
@@ -76,40 +86,37 @@ class GatedDeltaNet(nn.Module):
             decay=decay,
             strength=strength,
         )
-        return recurrence, columns
+        return Inputs(recurrence, heads(z, c.linear_value_head_dim), columns)
 
-    def output(self, mixed: Float[Array, "B T N values"], x: Array) -> Float[Array, "B T H"]:
+    def output(self, mixed: Float[Array, "B T N values"], gate: Array) -> Float[Array, "B T H"]:
         """Norm and gate of the heads, then back to the hidden size."""
         c = self.config
-        z = self.in_proj_z(x).reshape(mixed.shape)
-        gated = ops.delta_output(mixed, z, self.norm(), c.rms_norm_eps, c.output_gate_type)
+        gated = ops.delta_output(mixed, gate, self.norm(), c.rms_norm_eps, c.output_gate_type)
         return self.out_proj(gated.reshape(*gated.shape[:-2], -1))
 
     def rows(
         self, x: Float[Array, "B R H"], state: DeltaNetState
     ) -> tuple[Float[Array, "B R H"], DeltaNetTape]:
         """Decodes R rows one after the other; the state itself moves at commit."""
-        r, columns = self.inputs(x, state)
+        r, gate, columns = self.inputs(x, state)
         mixed, correction = ops.delta_rows(
             state.recurrent, r.query, r.key, r.value, r.decay, r.strength
         )
-        return self.output(mixed, x), DeltaNetTape(state, columns, r.key, correction, r.decay)
+        return self.output(mixed, gate), DeltaNetTape(state, columns, r.key, correction, r.decay)
 
     def prompt(
         self, x: Float[Array, "B T H"], state: DeltaNetState, count: Int[Array, " B"]
     ) -> tuple[Float[Array, "B T H"], DeltaNetState]:
         """Runs a chunk of which the first ``count`` tokens are real."""
-        r, columns = self.inputs(x, state)
+        r, gate, columns = self.inputs(x, state)
         real = jnp.arange(x.shape[1]) < count[:, None]
 
         def masked(part: Array) -> Array:
             return jnp.where(real.reshape(real.shape + (1,) * (part.ndim - 2)), part, 0)
 
-        mixed, recurrent = delta_chunks(
-            state.recurrent, Recurrence(*(masked(part) for part in r))
-        )
+        mixed, recurrent = delta_chunks(state.recurrent, Recurrence(*(masked(part) for part in r)))
         kept = last_columns(columns, count, state.conv.shape[1])
-        return self.output(mixed, x), DeltaNetState(conv=kept, recurrent=recurrent)
+        return self.output(mixed, gate), DeltaNetState(conv=kept, recurrent=recurrent)
 
 
 def delta_chunks(
@@ -120,7 +127,7 @@ def delta_chunks(
     A token with zero key, value, decay and strength leaves the state as it is.
     """
     length = r.query.shape[1]
-    size = min(_CHUNK, length)
+    size = min(_CHUNK, 1 << (length - 1).bit_length())
     short = -length % size
 
     def cut(part: Array) -> Array:
@@ -135,8 +142,11 @@ def delta_chunks(
 
 
 class _Chunk(NamedTuple):
-    """What one chunk does to any state S: ``fresh = own - carried S`` is written under
-    ``keys`` while S fades by ``left``; the output is ``asking S + inside fresh``."""
+    """What one chunk does to any state S.
+
+    ``fresh = own - carried S`` is written under ``keys`` while S fades by ``left``; the
+    output is ``asking S + inside fresh``.
+    """
 
     own: Array
     carried: Array
@@ -158,9 +168,9 @@ def _prepared(r: Recurrence) -> _Chunk:
     decays = jnp.exp(between)
     grown = jnp.exp(total)[..., None]
     written = r.key * r.strength[..., None]
-    mixing = jnp.tril(_times(written, r.key.mT) * decays, -1) + jnp.eye(size)
+    mixing = _times(written, r.key.mT) * decays
     sources = jnp.concatenate([r.value * r.strength[..., None], written * grown], axis=-1)
-    solved = solve_triangular(mixing, sources, lower=True, unit_diagonal=True)
+    solved = _times(unit_lower_inverse(mixing), sources)
     own, carried = jnp.split(solved, [r.value.shape[-1]], axis=-1)
     return _Chunk(
         own=own,
@@ -178,6 +188,26 @@ def _one_chunk(
     fresh = chunk.own - _times(chunk.carried, state)
     out = _times(chunk.asking, state) + _times(chunk.inside, fresh)
     return chunk.left * state + _times(chunk.keys.mT, fresh), out
+
+
+def unit_lower_inverse(matrix: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
+    """Inverse of the unit lower triangular matrix that has ``matrix`` below its diagonal.
+
+    Block by block, from single elements to the whole, each level two batched products; n
+    is a power of two. Triangular solvers of the back ends go one small matrix at a time.
+    """
+    size = matrix.shape[-1]
+    inverse = jnp.ones((*matrix.shape[:-1], 1, 1))
+    half = 1
+    while half < size:
+        blocks = matrix.reshape(*matrix.shape[:-2], -1, 2 * half, size // (2 * half), 2 * half)
+        diagonal = jnp.moveaxis(jnp.diagonal(blocks, axis1=-4, axis2=-2), -1, -3)
+        upper, lower = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
+        corner = -_times(_times(lower, diagonal[..., half:, :half]), upper)
+        top = jnp.concatenate([upper, jnp.zeros_like(corner)], axis=-1)
+        inverse = jnp.concatenate([top, jnp.concatenate([corner, lower], axis=-1)], axis=-2)
+        half *= 2
+    return inverse[..., 0, :, :]
 
 
 def _times(a: Array, b: Array) -> Array:

@@ -5,14 +5,20 @@ out in float32; a loaded checkpoint brings its own dtype.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from flax import linen as nn
 
 from hipjax.ffi import ops
-from hipjax.typing import Array, Float
+from hipjax.typing import Array, Float, Params
 
 Initializer = Callable[[Array, tuple[int, ...]], Array]
+
+
+def apply(module: nn.Module, params: Params, *arguments: Any, method: str = "__call__") -> Any:
+    """Runs a method of an unbound module on its part of the parameter tree."""
+    return module.apply({"params": params}, *arguments, method=method)
 
 
 class Weight(nn.Module):
@@ -41,6 +47,11 @@ class Linear(nn.Module):
 
     def __call__(self, x: Float[Array, "*rows K"]) -> Float[Array, "*rows M"]:
         return ops.row_product(x, self.weight)
+
+
+def together(x: Float[Array, "*rows K"], *layers: Linear) -> tuple[Array, ...]:
+    """Several linear layers on the same input, in one pass over its rows."""
+    return ops.row_products(x, tuple(layer.weight for layer in layers))
 
 
 class RMSNorm(nn.Module):

@@ -6,14 +6,13 @@ sorts its tokens by expert and runs blocks of tokens that share one.
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
 from hipjax.ffi import ops
 from hipjax.model.config import ModelConfig
-from hipjax.model.layers import Linear
+from hipjax.model.layers import Linear, together
 from hipjax.typing import Array, Float, Int
 
 _GATHER_BYTES = 64 * 2**20
@@ -62,7 +61,7 @@ class Experts(nn.Module):
 
 
 class SharedExpert(nn.Module):
-    """The expert that every token passes through."""
+    """The weights of the expert that every token passes through."""
 
     config: ModelConfig
 
@@ -72,9 +71,6 @@ class SharedExpert(nn.Module):
         self.gate_proj = Linear(c.hidden_size, width, scale)
         self.up_proj = Linear(c.hidden_size, width, scale)
         self.down_proj = Linear(width, c.hidden_size, scale)
-
-    def __call__(self, x: Float[Array, "B T H"]) -> Float[Array, "B T H"]:
-        return self.down_proj(nn.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class MoE(nn.Module):
@@ -89,24 +85,24 @@ class MoE(nn.Module):
         self.shared_expert = SharedExpert(c)
         self.shared_expert_gate = Linear(c.hidden_size, 1, scale)
 
-    def route(self, x: Float[Array, "B T H"]) -> Routing:
-        """The router's verdict for every token."""
-        c = self.config
-        logits = self.gate(x)
-        return Routing(logits, *ops.route(logits, c.num_experts_per_tok, c.norm_topk_prob))
-
-    def shared(self, x: Float[Array, "B T H"]) -> Float[Array, "B T H"]:
-        """The shared expert's part."""
-        return nn.sigmoid(self.shared_expert_gate(x)) * self.shared_expert(x)
+    def everywhere(self, x: Float[Array, "B T H"]) -> tuple[Float[Array, "B T H"], Routing]:
+        """What every token computes: the shared expert's output and the router's verdict."""
+        c, shared = self.config, self.shared_expert
+        logits, gate, up, share = together(
+            x, self.gate, shared.gate_proj, shared.up_proj, self.shared_expert_gate
+        )
+        out = nn.sigmoid(share) * shared.down_proj(nn.silu(gate) * up)
+        return out, Routing(logits, *ops.route(logits, c.num_experts_per_tok, c.norm_topk_prob))
 
     def rows(self, x: Float[Array, "B R H"]) -> Float[Array, "B R H"]:
         """Decoded rows."""
-        return self.experts.rows(x, self.route(x)) + self.shared(x)
+        shared, routing = self.everywhere(x)
+        return self.experts.rows(x, routing) + shared
 
     def prompt(self, x: Float[Array, "B T H"]) -> tuple[Float[Array, "B T H"], Routing]:
         """A prompt chunk, and the router's verdict on it."""
-        routing = self.route(x)
-        return self.experts.prompt(x, routing) + self.shared(x), routing
+        shared, routing = self.everywhere(x)
+        return self.experts.prompt(x, routing) + shared, routing
 
 
 def expert_blocks(

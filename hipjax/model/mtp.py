@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from hipjax.model.config import ModelConfig
-from hipjax.model.layers import Linear, RMSNorm
+from hipjax.model.layers import Linear, RMSNorm, apply
 from hipjax.model.state import DecodeState, HeadState, LayerTape
 from hipjax.model.trunk import (
     Layer,
@@ -57,7 +57,7 @@ def head_layer(config: ModelConfig) -> Layer:
 @functools.partial(jax.jit, static_argnames="config")
 def _enter(config: ModelConfig, params: Params, tokens: Array, carries: Array) -> Array:
     weights = {name: params["mtp"][name] for name in _ENTRY}
-    return Entry(config).apply({"params": weights}, embed(params, tokens), carries)
+    return apply(Entry(config), weights, embed(params, tokens), carries)
 
 
 def head_rows(

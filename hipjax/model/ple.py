@@ -25,7 +25,8 @@ class NgramTableWeight(nn.Module):
         init = nn.initializers.normal(self.scale)
         self.weight = self.param("weight", init, (self.rows, self.width))
         scaled = self.has_variable("params", "weight_scale")
-        self.weight_scale = self.get_variable("params", "weight_scale") if scaled else None
+        found = self.get_variable("params", "weight_scale") if scaled else None
+        self.weight_scale: Array | None = found
 
     def __call__(self, rows: Int[Array, "B T heads"]) -> Float[Array, "B T heads width"]:
         picked = ops.decode(self.weight[rows])

@@ -34,14 +34,15 @@ class HyperConnection(nn.Module):
 
     def mix(self, streams: Float[Array, "*rows C H"]) -> Float[Array, "*rows H"]:
         """The mixed input alone."""
-        return self._mixed(self.hc_norm(streams))
+        down, up = self.input_mix_weight_down(), self.input_mix_weight_up()
+        return ops.hyper_mix(self.hc_norm(streams), down, up)[0]
 
     def __call__(
         self, streams: Float[Array, "*rows C H"]
     ) -> tuple[Float[Array, "*rows H"], Float[Array, "*rows C"]]:
         """The mixed input, and how strongly each stream takes the branch's output up."""
+        down, up = self.input_mix_weight_down(), self.input_mix_weight_up()
         normed = self.hc_norm(streams)
-        return self._mixed(normed), ops.hyper_inject(normed, self.block_inject_weight())
-
-    def _mixed(self, normed: Array) -> Array:
-        return ops.hyper_mix(normed, self.input_mix_weight_down(), self.input_mix_weight_up())
+        mixed, strength = ops.hyper_mix(normed, down, up, self.block_inject_weight())
+        assert strength is not None
+        return mixed, strength

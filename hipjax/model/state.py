@@ -205,6 +205,7 @@ class PLEState(struct.PyTreeNode):
     def init(cls, config: ModelConfig, batch: int) -> "PLEState":
         """The memory of a sequence that has not begun."""
         c = config
+        assert c.eos_token_id is not None
         return cls(
             conv=jnp.zeros((batch, c.ple_reach, c.hc_count, c.hidden_size)),
             tokens=jnp.full((batch, c.ngram_size - 1), c.eos_token_id, jnp.int32),
@@ -300,8 +301,8 @@ class DecodeState(struct.PyTreeNode):
           head: whether to keep the MTP head's memory too; needs a model that has one.
 
         Raises:
-          ValueError: ``capacity`` or ``batch`` is not positive, ``cache_dtype`` is neither, or ``head`` is asked of a
-            model without an MTP head.
+          ValueError: ``capacity`` or ``batch`` is not positive, ``cache_dtype`` is neither,
+            or ``head`` is asked of a model without an MTP head.
         """
         for name, value in (("capacity", capacity), ("batch", batch)):
             if value < 1:

@@ -16,10 +16,20 @@ from hipjax.ffi import ops
 from hipjax.model.attention import GatedAttention
 from hipjax.model.config import ModelConfig
 from hipjax.model.deltanet import GatedDeltaNet
+from hipjax.model.layers import apply
 from hipjax.model.moe import MoE, Routing
 from hipjax.model.ple import PLE
 from hipjax.model.residual import HyperConnection
-from hipjax.model.state import DecodeState, DecodeTape, LayerState, LayerTape
+from hipjax.model.state import (
+    AttentionState,
+    AttentionTape,
+    DecodeState,
+    DecodeTape,
+    DeltaNetState,
+    DeltaNetTape,
+    LayerState,
+    LayerTape,
+)
 from hipjax.typing import Array, Float, Int, Params
 
 
@@ -83,10 +93,11 @@ class Layer(nn.Module):
     ) -> tuple[Float[Array, "B R C H"], LayerTape]:
         """Decodes R rows; the tape finishes once the verdict is known."""
         ple = None
-        if self.ple_index is not None:
+        if state.ple is not None:
             streams, ple = self.ple(streams, tokens, state.ple)
         x, strength = self.attn_hyper_connection(streams)
-        if self.linear:
+        mixer: DeltaNetTape | AttentionTape
+        if isinstance(state.mixer, DeltaNetState):
             y, mixer = self.linear_attn.rows(x, state.mixer)
         else:
             y, mixer = self.self_attn.rows(x, state.mixer, length)
@@ -104,14 +115,14 @@ class Layer(nn.Module):
         count: Int[Array, " B"],
     ) -> tuple[Float[Array, "B T C H"], LayerState, LayerTrace]:
         """Runs a chunk of which the first ``count`` tokens are real."""
-        ple = added = None
-        if self.ple_index is not None:
+        ple = added = selected = None
+        if state.ple is not None:
             before = streams
             streams, tape = self.ple(streams, tokens, state.ple)
             ple, added = tape.commit(count), streams - before
         x, strength = self.attn_hyper_connection(streams)
-        selected = None
-        if self.linear:
+        mixer: DeltaNetState | AttentionState
+        if isinstance(state.mixer, DeltaNetState):
             y, mixer = self.linear_attn.prompt(x, state.mixer, count)
         else:
             y, mixer, selected = self.self_attn.prompt(x, state.mixer, length, count)
@@ -134,7 +145,7 @@ def layer_rows(
     layer: Layer, params: Params, streams: Array, tokens: Array, state: LayerState, length: Array
 ) -> tuple[Array, LayerTape]:
     """``Layer.rows`` on its parameters, traced once per kind of layer."""
-    return layer.apply({"params": params}, streams, tokens, state, length, method="rows")
+    return apply(layer, params, streams, tokens, state, length, method="rows")
 
 
 @functools.partial(jax.jit, static_argnames="layer")
@@ -148,7 +159,7 @@ def layer_prompt(
     count: Array,
 ) -> tuple[Array, LayerState, LayerTrace]:
     """``Layer.prompt`` on its parameters, traced once per kind of layer."""
-    return layer.apply({"params": params}, streams, tokens, state, length, count, method="prompt")
+    return apply(layer, params, streams, tokens, state, length, count, method="prompt")
 
 
 def trunk_prompt(
@@ -230,5 +241,5 @@ def mixed_logits(
 ) -> Float[Array, "*rows V"]:
     """Mixes the streams with ``mixer``'s weights and applies the shared output matrix."""
     module = HyperConnection(config, inject=False)
-    mixed = module.apply({"params": mixer}, streams, method="mix")
+    mixed = apply(module, mixer, streams, method="mix")
     return ops.row_product(mixed, params["lm_head"]["weight"])

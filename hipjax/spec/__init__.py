@@ -1,0 +1,1 @@
+"""Decoding: drafts, verdicts, steps, requests."""

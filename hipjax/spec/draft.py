@@ -37,7 +37,9 @@ def head_drafts(
     def best(carry: Array) -> Array:
         return ops.argmax(head_logits(params, carry, config=config))
 
-    def extend(loop: tuple[HeadState, Array], depth: Array) -> tuple[tuple[HeadState, Array], Array]:
+    def extend(
+        loop: tuple[HeadState, Array], depth: Array
+    ) -> tuple[tuple[HeadState, Array], Array]:
         head, token = loop
         rows, tape = head_rows(
             params, token[:, None], head.carry[:, None], head, state.length + depth, config=config

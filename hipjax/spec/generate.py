@@ -4,6 +4,7 @@ Source: decoding-spec sections 2 and 7.
 """
 
 import dataclasses
+import functools
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from hipjax.model.config import ModelConfig
 from hipjax.model.state import DecodeState
 from hipjax.spec.config import SamplingConfig, SpeculationConfig
 from hipjax.spec.stats import Stats
-from hipjax.spec.step import prefill_chunk, step
+from hipjax.spec.step import StepOut, prefill_chunk, step
 from hipjax.typing import Array, Params
 
 FinishReason = Literal["stop", "length"]
@@ -27,7 +28,23 @@ PROMPT_CHUNK = 64
 _SMALLEST_CAPACITY = 256
 
 _prefill = jax.jit(prefill_chunk, static_argnames="config", donate_argnames="state")
-_step = jax.jit(step, static_argnames=("config", "drafts"), donate_argnames="state")
+
+
+@functools.partial(jax.jit, static_argnames=("config", "drafts"), donate_argnames="state")
+def _window(
+    params: Params,
+    state: DecodeState,
+    seed: Array,
+    budget: Array,
+    stops: Array,
+    *,
+    config: ModelConfig,
+    drafts: int,
+) -> tuple[DecodeState, Array, Array, Array]:
+    """One step; returns the state, the next seed and budget, and the packed report."""
+    state, out = step(params, state, seed, budget, stops, config=config, drafts=drafts)
+    last = jnp.take_along_axis(out.tokens, jnp.maximum(out.emitted - 1, 0)[:, None], axis=1)
+    return state, last[:, 0], budget - out.emitted, out.packed()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,11 +242,11 @@ class _Request:
         cache_dtype: DTypeLike,
     ) -> "_Request":
         checks.random_key(key)
-        ids = checks.prompt(prompt, config)
+        ids = checks.prompt(prompt, config.vocab_size, config.max_position_embeddings)
         sampling = sampling or SamplingConfig()
         stops = np.zeros(0, np.int32)
         if not sampling.ignore_eos:
-            stops = checks.stop_ids(sampling.stop_token_ids, config)
+            stops = checks.stop_ids(sampling.stop_token_ids, config.vocab_size, config.eos_token_id)
         budget = checks.integer("max_new_tokens", max_new_tokens, 1)
         room = config.max_position_embeddings - ids.size
         return cls(params, ids, config, stops, drafts, min(budget, room), cache_dtype)
@@ -243,7 +260,6 @@ class _Request:
             cache_dtype=self.cache_dtype,
             head=self.drafts > 0,
         )
-        stops = jnp.asarray(self.stops)
         compiling = self._compiling(state) if self.budget > 1 else None
         state, seed = self._prefill(state)
         token = np.asarray(seed)
@@ -252,26 +268,27 @@ class _Request:
         yield Window(token, 0, 0, reason, stats)
         if compiling is not None:
             compiling.join()
+        stops = jnp.asarray(self.stops)
+        budget = jnp.array([self.budget - 1], jnp.int32)
         while reason is None:
             began = time.perf_counter()
-            left = jnp.array([self.budget - stats.emitted], jnp.int32)
-            state, out = _step(
-                self.params, state, seed, left, stops, config=self.config, drafts=self.drafts
+            state, seed, budget, report = _window(
+                self.params, state, seed, budget, stops, config=self.config, drafts=self.drafts
             )
-            report = jax.device_get(out)
-            emitted = int(report.emitted[0])
-            tokens = report.tokens[0, :emitted]
-            seed = jnp.asarray(tokens[-1:])
+            out = StepOut.unpacked(np.asarray(report))
+            emitted, drafted, accepted = (
+                int(x[0]) for x in (out.emitted, out.drafted, out.accepted)
+            )
             stats = stats.after_window(
-                drafted=int(report.drafted[0]),
-                accepted=int(report.accepted[0]),
+                drafted=drafted,
+                accepted=accepted,
                 emitted=emitted,
                 head=self.drafts > 0,
                 seconds=time.perf_counter() - began,
-                lost=int(report.nonfinite[0]),
+                lost=int(out.nonfinite[0]),
             )
-            reason = _reason(bool(report.stopped[0]), self.budget - stats.emitted)
-            yield Window(tokens, int(report.drafted[0]), int(report.accepted[0]), reason, stats)
+            reason = _reason(bool(out.stopped[0]), self.budget - stats.emitted)
+            yield Window(out.tokens[0, :emitted], drafted, accepted, reason, stats)
 
     def _prefill(self, state: DecodeState) -> tuple[DecodeState, Array]:
         """Consumes the prompt chunk by chunk; returns the first token too."""
@@ -298,7 +315,7 @@ class _Request:
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
 
         def compiled() -> None:
-            _step.lower(*shapes, config=self.config, drafts=self.drafts).compile()
+            _window.lower(*shapes, config=self.config, drafts=self.drafts).compile()
 
         thread = threading.Thread(target=compiled, name="hipjax-compile")
         thread.start()

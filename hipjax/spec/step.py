@@ -6,6 +6,7 @@ Source: decoding-spec section 2. The number of drafts is static, everything else
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from hipjax.ffi import ops
 from hipjax.model.config import ModelConfig
@@ -14,7 +15,7 @@ from hipjax.model.state import DecodeState
 from hipjax.model.trunk import trunk_logits, trunk_prompt, trunk_rows
 from hipjax.spec import accept
 from hipjax.spec.draft import head_drafts
-from hipjax.typing import Array, Int, Params
+from hipjax.typing import Array, Int, Leaf, Params
 
 
 class StepOut(NamedTuple):
@@ -29,12 +30,23 @@ class StepOut(NamedTuple):
       nonfinite: [B] verified rows up to the verdict without a single finite logit.
     """
 
-    tokens: Array
-    emitted: Array
-    drafted: Array
-    accepted: Array
-    stopped: Array
-    nonfinite: Array
+    tokens: Leaf
+    emitted: Leaf
+    drafted: Leaf
+    accepted: Leaf
+    stopped: Leaf
+    nonfinite: Leaf
+
+    def packed(self) -> Int[Array, "B report"]:
+        """The report as one array, so that one transfer brings it to the host."""
+        counts = jnp.stack(self[1:], axis=1).astype(jnp.int32)
+        return jnp.concatenate([counts, self.tokens], axis=1)
+
+    @classmethod
+    def unpacked(cls, report: np.ndarray) -> "StepOut":
+        """The inverse of :meth:`packed`, on the host."""
+        counts = len(cls._fields) - 1
+        return cls(report[:, counts:], *report[:, :counts].T)
 
 
 def prefill_chunk(

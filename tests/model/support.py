@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,6 +20,8 @@ from tests.tiny import TINY, TINY_TWO_PLE, Config, Tensors, random_tensors
 
 CONFIGS: dict[str, Config] = {"tiny": TINY, "two_ple": TINY_TWO_PLE}
 CAPACITY = 104  # the longest golden prompt and a window, in whole blocks of 4 and of 2
+
+CONTEXT = 262_144  # of the released model
 
 Params = dict[str, Any]
 Setup = tuple[ModelConfig, Params]
@@ -62,6 +65,19 @@ def model(name: str, seed: int = 0) -> Setup:
     """A tiny configuration and its random parameters."""
     config = CONFIGS[name]
     return ModelConfig.from_dict(config), params_from(random_tensors(config, seed))
+
+
+@functools.cache
+def flash_next() -> ModelConfig:
+    """The configuration of the released model."""
+    return ModelConfig.from_file(Path(__file__).parent.parent / "configs" / "flash_next.json")
+
+
+def state_shapes(capacity: int, dtype: Any = jnp.bfloat16, *, head: bool = True) -> DecodeState:
+    """Shapes and dtypes of the released model's state."""
+    return jax.eval_shape(
+        lambda: DecodeState.init(flash_next(), capacity, cache_dtype=dtype, head=head)
+    )
 
 
 def fresh(config: ModelConfig, **options: Any) -> DecodeState:

@@ -1,4 +1,4 @@
-"""The released model's own size, without allocating it: parameters, state, largest arrays.
+"""The released model's own size, without allocating it: parameters and state.
 
 Numbers are those of model-spec sections 2 and 4, written out.
 """
@@ -7,24 +7,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.extend.core import jaxprs_in_params
 
-from hipjax.model.config import ModelConfig
-from hipjax.model.params import flat, init_params, param_shapes
-from hipjax.model.state import DecodeState
-from hipjax.model.trunk import trunk_logits, trunk_prompt, trunk_rows
+from hipjax.model.params import flat, param_shapes
 from tests.model import support
 from tests.tiny import random_tensors
 
-CONTEXT = 262_144
-CONFIG = ModelConfig.from_file(Path(__file__).parent.parent / "configs" / "flash_next.json")
+CONTEXT = support.CONTEXT
 
 MIXER = {
     "hc_norm.weight": (10240,),
@@ -109,15 +102,8 @@ def inventory() -> Shapes:
 
 
 @pytest.fixture(scope="module")
-def stored() -> Any:
-    """Parameters in the released dtype."""
-    tree = jax.eval_shape(lambda key: init_params(CONFIG, key), jax.random.key(0))
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16), tree)
-
-
-@pytest.fixture(scope="module")
-def shapes(stored: Any) -> Shapes:
-    return {name: leaf.shape for name, leaf in flat(stored).items()}
+def shapes() -> Shapes:
+    return param_shapes(support.flash_next())
 
 
 def count(shapes: Shapes, pattern: str) -> int:
@@ -172,10 +158,6 @@ def test_counts(shapes: Shapes, part: str, pattern: str, expected: int) -> None:
     assert count(wider, pattern) != expected
 
 
-def state_shapes(capacity: int, dtype: Any = jnp.bfloat16, *, head: bool = True) -> Any:
-    return jax.eval_shape(lambda: DecodeState.init(CONFIG, capacity, cache_dtype=dtype, head=head))
-
-
 def size(tree: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
@@ -188,7 +170,7 @@ def test_state_per_token() -> None:
     """Block keys in place of raw index keys, bfloat16: 25,344 bytes, and 2,112 for the head."""
     for dtype, width in ((jnp.bfloat16, 2), (jnp.float32, 4)):
         for head, expected in ((False, 12 * (2 * 2 * 256 + 32)), (True, 13 * (2 * 2 * 256 + 32))):
-            small, large = (state_shapes(n, dtype, head=head) for n in (1024, 2048))
+            small, large = (support.state_shapes(n, dtype, head=head) for n in (1024, 2048))
             assert size(large) - size(small) == 1024 * expected
             grown = size_in_bytes(large) - size_in_bytes(small)
             assert grown == 1024 * expected * width
@@ -202,7 +184,7 @@ def test_state_of_a_sequence() -> None:
     Its bytes differ from the table's where hipjax keeps float32 for bfloat16 (both convolutions
     and the carries) and int32 for int64 (the ids).
     """
-    state = state_shapes(CONTEXT)
+    state = support.state_shapes(CONTEXT)
     linear = [each.mixer for each in state.layers if hasattr(each.mixer, "recurrent")]
     attention = [each.mixer for each in state.layers if hasattr(each.mixer, "keys")]
     (ple,) = [each.ple for each in state.layers if each.ple is not None]
@@ -227,94 +209,6 @@ def test_state_of_a_sequence() -> None:
         assert size_in_bytes(arrays) == in_table // table_width * width, name
     fixed = 113_246_208 + 2 * (2_211_840 + 184_320) + 8 + 12 * 768 + 2 * 20_480 + 4
     growing = CONTEXT * 25_344
-    assert size_in_bytes(state_shapes(CONTEXT, head=False)) == fixed + growing
+    assert size_in_bytes(support.state_shapes(CONTEXT, head=False)) == fixed + growing
     with_head = 2 * 20_480 + 768 + CONTEXT * 2_112
     assert size_in_bytes(state) == fixed + growing + with_head
-
-
-def struct(*shape: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
-
-
-def equations(jaxpr: Any) -> Iterator[Any]:
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in jaxprs_in_params(equation.params):
-            yield from equations(inner)
-
-
-def made(function: Callable[..., Any], *arguments: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Primitive and shape of every array that a program makes, those of inner programs too."""
-    jaxpr = jax.make_jaxpr(function)(*arguments)
-    for equation in equations(jaxpr.jaxpr):
-        for variable in equation.outvars:
-            yield equation.primitive.name, getattr(variable.aval, "shape", ())
-
-
-CACHES = {(1, 2, CONTEXT, 256), (1, CONTEXT // 4, 128)}
-WIDENED = {shape for shape in inventory().values() if len(shape) == 2 and shape[0] < 320_001_536}
-WIDENED |= {shape[::-1] for shape in WIDENED}
-
-
-def surprises(
-    arrays: Iterator[tuple[str, tuple[int, ...]]], bound: int
-) -> set[tuple[str, tuple[int, ...]]]:
-    """Arrays above the bound that are neither caches with rows put in nor widened weights."""
-    updates = ("scatter", "dynamic_update_slice", "jit", "pjit")
-    return {
-        (primitive, shape)
-        for primitive, shape in arrays
-        if math.prod(shape) > bound
-        and not (shape in CACHES and primitive in updates)
-        and not (shape in WIDENED and primitive in ("convert_element_type", "transpose"))
-    }
-
-
-def row_logits(params: Any, tokens: Any, state: Any) -> Any:
-    tape = trunk_rows(params, tokens, state, config=CONFIG)
-    return trunk_logits(params, tape.streams, config=CONFIG), tape.commit(jnp.ones(1, jnp.int32))
-
-
-def test_one_row_makes_nothing_large(stored: Any) -> None:
-    """At the full context: no larger than the first matrices of the chosen experts.
-
-    The plain-JAX row product widens the weight that it reads, so the matrices of the dense layers
-    appear as float32, and among them lm_head, once. Tables that are only looked into do not.
-    """
-    state = state_shapes(CONTEXT)
-    arrays = list(made(row_logits, stored, struct(1, 1), state))
-    chosen = 10 * 1280 * 2560
-    assert surprises(iter(arrays), chosen) == set()
-    assert ("gather", (1, 1, 10, 1280, 2560)) in arrays
-    vocabulary = [entry for entry in arrays if math.prod(entry[1]) == 248320 * 2560]
-    assert vocabulary == [("convert_element_type", (248320, 2560))]
-    # Attention reads its selection and the tail, of at most 2051 tokens.
-    gathered = {shape for primitive, shape in arrays if primitive == "gather" and 2051 in shape}
-    assert gathered == {(1, 2, 2051, 256)}
-
-
-def test_a_prompt_chunk_makes_no_square_table(stored: Any) -> None:
-    """64 queries at the full context: scores of blocks for the index heads, and nothing larger.
-
-    That is 16,777,216 numbers; queries times keys times attention heads would be 24 times more.
-    """
-    state, tokens = state_shapes(CONTEXT), struct(1, 64)
-
-    def chunk(params: Any, tokens: Any, count: Any, state: Any) -> Any:
-        return trunk_prompt(params, tokens, count, state, config=CONFIG)[:2]
-
-    bound = 64 * 4 * CONTEXT // 4
-    assert surprises(made(chunk, stored, tokens, struct(1), state), bound) == set()
-
-
-def test_a_large_array_is_noticed(stored: Any) -> None:
-    """Negative control: a widened table, a read of a whole cache, a square of scores."""
-    experts = stored["model"]["layers"]["0"]["mlp"]["experts"]["gate_up_proj"]
-    keys = state_shapes(CONTEXT).layers[3].mixer.keys
-    bound = 10 * 1280 * 2560
-    for function, argument in (
-        (lambda weight: weight.astype(jnp.float32)[0], experts),
-        (lambda cache: cache.astype(jnp.float32)[0, 0, 0], keys),
-        (jax.jit(lambda cache: (cache + cache)[0, 0, 0]), keys),
-    ):
-        assert len(surprises(made(function, argument), bound)) == 1

@@ -1,0 +1,7 @@
+"""``python -m hipjax``."""
+
+import sys
+
+from hipjax.cli import main
+
+sys.exit(main())

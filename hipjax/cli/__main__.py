@@ -1,0 +1,7 @@
+"""``python -m hipjax.cli``."""
+
+import sys
+
+from hipjax.cli import main
+
+sys.exit(main())

@@ -1,0 +1,70 @@
+"""``hipjax doctor``."""
+
+import argparse
+import importlib.metadata
+import json
+import platform
+import time
+from typing import Any
+
+import jax
+
+import hipjax
+from hipjax.cli.cache import use_cache
+from hipjax.cli.errors import FAILED
+from hipjax.cli.output import show_table
+from hipjax.ffi.ops import implementations
+
+_LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "tokenizers")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Shows what is installed and whether it works."""
+    report = {
+        "versions": _versions(),
+        "platform": _platform(),
+        "operations": implementations(),
+        "cache": _cache(),
+        "bundled_model": _bundled_model(),
+    }
+    if args.json:
+        print(json.dumps(report))
+    else:
+        for name, rows in report.items():
+            show_table(name.replace("_", " ").capitalize(), rows)
+    return FAILED if any("error" in rows for rows in report.values()) else 0
+
+
+def _versions() -> dict[str, str]:
+    found = {"hipjax": hipjax.__version__, "python": platform.python_version()}
+    return found | {name: importlib.metadata.version(name) for name in _LIBRARIES}
+
+
+def _platform() -> dict[str, Any]:
+    system = {"system": platform.platform()}
+    try:
+        devices = ", ".join(f"{d.id}: {d.device_kind}" for d in jax.devices())
+    except RuntimeError as error:
+        return system | {"error": str(error)}
+    return system | {"backend": jax.default_backend(), "devices": devices}
+
+
+def _cache() -> dict[str, Any]:
+    folder = use_cache()
+    if folder is None:
+        return {"folder": None}
+    programs = [file.stat().st_size for file in folder.glob("*-cache")]
+    return {"folder": str(folder), "programs": len(programs), "bytes": sum(programs)}
+
+
+def _bundled_model() -> dict[str, Any]:
+    began = time.perf_counter()
+    try:
+        model = hipjax.load_nano()
+    except (ValueError, OSError, RuntimeError) as error:
+        return {"error": str(error)}
+    return {
+        "layers": model.config.num_hidden_layers,
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(model.params)),
+        "seconds_to_load": round(time.perf_counter() - began, 2),
+    }
