@@ -21,7 +21,9 @@ from hipjax.text import TextStream
 NANO = Path(hipjax.__file__).parent / "assets" / "nano"
 PROMPT = "def fibonacci(n):"
 BUDGET = 20
-BOTH = ["--max-new-tokens", str(BUDGET)]
+SHORT = ["--max-new-tokens", str(BUDGET)]
+
+speculative_twin = hipjax.speculative_stream
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +125,7 @@ def test_a_stream_can_be_used_again_after_its_end(model):
 
 
 def test_text_then_statistics(model, expected, capsys):
-    assert main(["generate", PROMPT, *BOTH]) == 0
+    assert main(["generate", PROMPT, *SHORT]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     text, _, table = out.partition("\n\nStatistics")
@@ -147,7 +149,7 @@ def test_text_then_statistics(model, expected, capsys):
 
 
 def test_json_lines(model, expected, capsys):
-    assert main(["generate", PROMPT, *BOTH, "--json"]) == 0
+    assert main(["generate", PROMPT, *SHORT, "--json"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     *windows, result = [json.loads(line) for line in out.splitlines()]
@@ -167,23 +169,42 @@ def test_json_lines(model, expected, capsys):
     assert set(result["stats"]) == set(expected.stats.to_dict())
 
 
-def test_compare_and_plain_decoding(expected, capsys):
-    assert main(["generate", PROMPT, *BOTH, "--json", "--compare"]) == 0
+def test_compare(monkeypatch, capsys):
+    # Saves compiling plain decoding; that it emits the same is for tests/spec to show.
+    monkeypatch.setattr(hipjax, "plain_stream", speculative_twin)
+    assert main(["generate", PROMPT, *SHORT, "--json", "--compare"]) == 0
     rates = json.loads(capsys.readouterr().out.splitlines()[-1])["compare"]
     assert rates["tokens_equal"] is True
     fast, slow = rates["speculative_tokens_per_second"], rates["plain_tokens_per_second"]
     assert fast > 0
     assert rates["speedup"] == fast / slow
 
-    assert main(["generate", PROMPT, *BOTH, "--compare"]) == 0
+    assert main(["generate", PROMPT, *SHORT, "--compare"]) == 0
     out = capsys.readouterr().out
     assert "× plain decoding" in out
     assert "same tokens" in out
 
-    assert main(["generate", PROMPT, *BOTH, "--json", "--no-speculation"]) == 0
+
+def test_no_speculation(monkeypatch, expected, capsys):
+    monkeypatch.setattr(hipjax, "plain_stream", speculative_twin)
+    monkeypatch.delattr(hipjax, "speculative_stream")
+    assert main(["generate", PROMPT, *SHORT, "--json", "--no-speculation"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["tokens"] == expected.tokens.tolist()
-    assert result["stats"]["mtp_windows"] == 0
+
+
+def test_depth_and_end_of_text_reach_the_library(monkeypatch, capsys):
+    given = {}
+
+    def stream(*_, **options):
+        given.update(options)
+        yield shown([5], "stop")
+
+    monkeypatch.setattr(hipjax, "speculative_stream", stream)
+    assert main(["generate", PROMPT, "--mtp-k", "2", "--ignore-eos"]) == 0
+    assert given["speculation"].mtp_k == 2
+    assert given["sampling"].ignore_eos
+    assert given["max_new_tokens"] == 128
 
 
 def shown(tokens, reason=None):

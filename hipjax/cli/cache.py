@@ -30,6 +30,6 @@ def use_cache() -> Path | None:
     if not os.access(folder, os.W_OK | os.X_OK):
         return None
     config.update("jax_compilation_cache_dir", str(folder))
-    # Everything that takes longer to compile than to look up.
-    config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    # Even the least program takes longer to compile than to look up.
+    config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     return folder

@@ -197,8 +197,7 @@ def window(name: str, accepted: int, rewind: str) -> tuple[DecodeState, list[int
 
     The head begins level with the trunk. Its draft rows are then forgotten in one of two ways:
     ``"earlier"`` goes on from the state before them; ``"in place"`` goes on from the cache they
-    were written to, as a step that gives its buffers away must. The second has to bring back the
-    pending index keys itself.
+    were written to, as a step that gives its buffers away must.
     """
     config, params = support.model(name)
     tokens, streams, state = consumed(name)
@@ -212,8 +211,7 @@ def window(name: str, accepted: int, rewind: str) -> tuple[DecodeState, list[int
         rows, drafted = draft(name, np.array([token]), carry, drafted, LENGTH + step)
         token, carry = int(logits_of(name, rows).argmax()), rows
     if rewind == "in place":
-        mixer = drafted.layer.mixer.replace(pending=head.layer.mixer.pending)
-        state = state.replace(head=head.replace(layer=drafted.layer.replace(mixer=mixer)))
+        state = state.replace(head=head.replace(layer=drafted.layer.rewound(head.layer)))
     elif rewind == "forgotten":
         state = state.replace(head=drafted)
     verify = support.ids([tokens[LENGTH], *drafts])
