@@ -438,17 +438,16 @@ def program(*argv, command=("-m", "hipjax")):
 
 
 def test_version():
-    process = program("--version")
-    assert process.communicate(timeout=60) == (f"hipjax {hipjax.__version__}\n", "")
+    with program("--version") as process:
+        assert process.communicate(timeout=60) == (f"hipjax {hipjax.__version__}\n", "")
     assert process.returncode == 0
 
 
 def test_a_closed_pipe_ends_it_quietly():
-    process = program("doctor", "--json")
-    process.stdout.close()
-    assert process.stderr.read() == ""
-    process.stderr.close()
-    assert process.wait(timeout=60) == 141
+    with program("doctor", "--json") as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
 
 
 def test_ctrl_c_does_not_wait_for_the_compiler(monkeypatch, tmp_path):
@@ -466,6 +465,6 @@ def test_ctrl_c_does_not_wait_for_the_compiler(monkeypatch, tmp_path):
         generate._ahead = interrupted
         sys.exit(main())
         """
-    process = program("generate", PROMPT, command=("-c", code))
-    assert process.communicate(timeout=60) == ("", "")
+    with program("generate", PROMPT, command=("-c", code)) as process:
+        assert process.communicate(timeout=60) == ("", "")
     assert process.returncode == 130

@@ -7,6 +7,8 @@ they are used. Native kernels replace these functions one for one.
 Sources: model-spec sections 3.0 to 3.8.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -14,6 +16,7 @@ from jax import lax
 from hipjax.typing import Array, Bool, Float, Int, Num
 
 MAX_ROWS = 8
+_WIDENED_BYTES = 128 * 2**20
 _HIGHEST = lax.Precision.HIGHEST
 
 
@@ -37,7 +40,7 @@ def decode(stored: Num[Array, "..."]) -> Float[Array, "..."]:
 
 def matrix_product(x: Float[Array, "*rows K"], weight: Float[Array, "M K"]) -> Array:
     """``x @ weight.T`` in float32, for a weight in the checkpoint's [out, in] layout."""
-    return jnp.matmul(x, weight.astype(jnp.float32).T, precision=_HIGHEST)
+    return _by_pieces(weight, lambda w: jnp.matmul(x, w.T, precision=_HIGHEST))
 
 
 def row_products(
@@ -51,14 +54,38 @@ def row_products(
     flat = x.reshape(-1, x.shape[-1])
     if flat.shape[0] > MAX_ROWS:
         return tuple(matrix_product(x, weight) for weight in weights)
-    wide = [weight.astype(jnp.float32) for weight in weights]
-    outs = lax.map(lambda row: [jnp.matmul(w, row, precision=_HIGHEST) for w in wide], flat)
+
+    def one(row: Array) -> list[Array]:
+        return [
+            _by_pieces(weight, lambda w: jnp.matmul(w, row, precision=_HIGHEST))
+            for weight in weights
+        ]
+
+    outs = lax.map(one, flat)
     return tuple(out.reshape(*x.shape[:-1], -1) for out in outs)
 
 
 def row_product(x: Float[Array, "*rows K"], weight: Float[Array, "M K"]) -> Array:
     """The product of rows with one weight, see :func:`row_products`."""
     return row_products(x, (weight,))[0]
+
+
+def _by_pieces(weight: Array, product: Callable[[Array], Array]) -> Array:
+    """``product`` of the weight widened to float32, a large one some rows at a time.
+
+    The output axis is the last one of ``product``. Widening the output matrix of the large
+    model at once would take 2.5 GB.
+    """
+    outputs, inputs = weight.shape
+    pieces = 1
+    if weight.dtype != jnp.float32:
+        while outputs % pieces or outputs // pieces * inputs * 4 > _WIDENED_BYTES:
+            pieces += 1
+    if pieces == 1:
+        return product(weight.astype(jnp.float32))
+    cut = weight.reshape(pieces, -1, inputs)
+    parts = lax.map(lambda piece: product(piece.astype(jnp.float32)), cut)
+    return jnp.moveaxis(parts, 0, -2).reshape(*parts.shape[1:-1], outputs)
 
 
 def rms_norm(x: Float[Array, "*rows H"], weight: Float[Array, " H"], eps: float) -> Array:

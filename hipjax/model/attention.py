@@ -171,8 +171,7 @@ class GatedAttention(nn.Module):
         written, aligned = self.write(p, state, length, count)
         blocks = (positions + 1) // c.indexer_compress_ratio
         chosen = selected_mask(p.index_query, written.blocks, blocks, c.budget_blocks)
-        end = jnp.max(length + count)
-        mixed = attend_chunk(p.query, written, chosen, positions, end)
+        mixed = attend_chunk(p.query, written, chosen, positions, length + count)
         state = written.keep_pending(aligned, length, length + count)
         return self.output(mixed, p.gate), state, chosen
 
@@ -182,7 +181,7 @@ def attend_chunk(
     cache: AttentionState,
     chosen: Bool[Array, "B T blocks"],
     positions: Int[Array, "B T"],
-    end: Int[Array, ""],
+    end: Int[Array, " B"],
 ) -> Float[Array, "B T N width"]:
     """Attention of a chunk's queries over selected blocks and tails, keys piece by piece.
 
@@ -202,8 +201,9 @@ def attend_chunk(
         values, _ = piece_at(cache.values, begin, _KEY_PIECE)
         in_block = jnp.take(chosen, index // ratio, axis=2)
         in_tail = (index >= tail_start) & (index <= positions[..., None])
-        seen = (in_block | in_tail) & (index >= begin) & (index < end)
-        live = (index < end)[:, None]
+        alive = index < end[:, None]
+        seen = (in_block | in_tail) & (index >= begin) & alive[:, None]
+        live = alive[:, None, :, None]  # a weight of 0 does not silence a NaN in a dead row
         scores = jnp.einsum(
             "btgqd,bgsd->bgqts",
             grouped,
@@ -226,6 +226,6 @@ def attend_chunk(
 
     shape = (batch, groups, heads // groups, length)
     start = (jnp.full(shape, -jnp.inf), jnp.zeros(shape), jnp.zeros((*shape, width)))
-    _, total, mixed = in_pieces(visit, start, cache.keys.shape[2], _KEY_PIECE, end)
+    _, total, mixed = in_pieces(visit, start, cache.keys.shape[2], _KEY_PIECE, jnp.max(end))
     mixed = mixed / jnp.where(total > 0, total, 1.0)[..., None]
     return jnp.moveaxis(mixed, 3, 1).reshape(query.shape)

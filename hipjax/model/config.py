@@ -92,10 +92,17 @@ class ModelConfig:
         the network in a way this package does not compute is an error.
         """
         text = raw.get("text_config", raw)
+        if not isinstance(text, Mapping):
+            raise ConfigError(f"config: text_config is {text!r}; it must be an object")
         model_type = text.get("model_type", raw.get("model_type"))
         if model_type not in _MODEL_TYPES:
             raise ConfigError(f"config: model_type is {model_type!r}; allowed: {_MODEL_TYPES}")
-        values = _translated(text)
+        try:
+            values = _translated(text)
+            _refuse_unsupported(text)
+            _refuse_unsupported(raw)
+        except (TypeError, AttributeError) as error:
+            raise ConfigError(f"config: a field is of the wrong type: {error}") from error
         known = {field.name: field for field in dataclasses.fields(cls)}
         given = {k: v for k, v in values.items() if k in known and v is not None}
         lacking = [
@@ -219,11 +226,12 @@ class ModelConfig:
 def _translated(text: Mapping[str, Any]) -> dict[str, Any]:
     """Brings one ``text_config`` to this class's field names."""
     values = dict(text)
-    _refuse_unsupported(text)
     depth = text.get("num_hidden_layers")
     types = text.get("layer_types")
     if types is None and depth is not None:
         every = text.get("full_attention_interval", 4)
+        if every < 1:
+            raise ConfigError(f"config: full_attention_interval is {every}; allowed: 1 or more")
         types = [
             "indexed_attention" if (i + 1) % every == 0 else "linear_attention"
             for i in range(depth)
@@ -244,8 +252,9 @@ def _translated(text: Mapping[str, Any]) -> dict[str, Any]:
     values["ple_layer_ids"] = tuple(sorted(set(text.get("ple_layer_ids") or ())))
     if values.get("ple_embed_dim") is None:
         values["ple_embed_dim"] = text.get("hidden_size")
-    eos = text.get("eos_token_id")
-    values["eos_token_id"] = eos[0] if isinstance(eos, list) and eos else eos
+    for name in ("eos_token_id", "bos_token_id", "pad_token_id"):
+        given = text.get(name)
+        values[name] = next(iter(given), None) if isinstance(given, list) else given
     head = text.get("mtp") or {}
     layers = text.get("mtp_num_hidden_layers", head.get("num_hidden_layers", 0))
     values["mtp_num_hidden_layers"] = layers or 0
@@ -260,6 +269,7 @@ def _refuse_unsupported(text: Mapping[str, Any]) -> None:
     wanted: dict[str, tuple[Any, Any]] = {
         "hidden_act": (text.get("hidden_act", "silu"), "silu"),
         "attention_bias": (text.get("attention_bias", False), False),
+        "rope_scaling": (text.get("rope_scaling"), None),
         "tie_word_embeddings": (text.get("tie_word_embeddings", False), False),
         "rope_parameters.rope_type": (rope.get("rope_type", "default"), "default"),
         "mtp_use_dedicated_embeddings": (text.get("mtp_use_dedicated_embeddings", False), False),
@@ -281,14 +291,33 @@ def _problems(c: ModelConfig) -> list[str]:
         if not holds:
             found.append(sentence)
 
-    optional = {"eos_token_id", "bos_token_id", "pad_token_id", "seed", "mtp_num_hidden_layers"}
     for field in dataclasses.fields(c):
         value = getattr(c, field.name)
-        if field.type is int and field.name not in optional:
+        kind = type(value)
+        if field.name in ("seed", "mtp_num_hidden_layers"):
+            need(kind is int and value >= 0, f"{field.name} is {value!r}; allowed: 0 or more")
+        elif field.name.endswith("_token_id"):
             need(
-                isinstance(value, int) and value > 0,
+                value is None or (kind is int and 0 <= value < c.vocab_size),
+                f"{field.name} is {value!r}; allowed: an id below vocab_size, or none",
+            )
+        elif field.type is int:
+            need(
+                kind is int and value > 0,
                 f"{field.name} is {value!r}; it must be a positive integer",
             )
+        elif "float" in str(field.type):
+            need(
+                (value is None and "None" in str(field.type)) or (kind is float and value > 0),
+                f"{field.name} is {value!r}; it must be a positive number",
+            )
+        elif field.type is bool:
+            need(kind is bool, f"{field.name} is {value!r}; it must be true or false")
+    ids = c.ple_layer_ids
+    need(
+        all(type(i) is int for i in ids) and list(ids) == sorted(set(ids)),
+        f"ple_layer_ids is {ids}; it must hold integers, ascending and distinct",
+    )
     if found:
         return found
     need(bool(c.layer_types), "layer_types is empty")
@@ -332,6 +361,10 @@ def _problems(c: ModelConfig) -> list[str]:
         c.mtp_num_hidden_layers in (0, 1),
         f"mtp_num_hidden_layers is {c.mtp_num_hidden_layers}; allowed: 0 or 1",
     )
+    need(
+        c.has_head or c.mtp_rope_theta is None,
+        f"mtp_rope_theta is {c.mtp_rope_theta}, but the model has no MTP head",
+    )
     if c.ple_layer_ids:
         found.extend(_ple_problems(c))
     return found
@@ -353,4 +386,8 @@ def _ple_problems(c: ModelConfig) -> list[str]:
         )
     if c.eos_token_id is None:
         found.append("eos_token_id is missing; PLE segments need it")
+    if not found and c.ngram_table(len(c.ple_layer_ids) - 1).rows >= 2**31:
+        found.append(
+            f"ngram_vocab_size_base {c.ngram_vocab_size_base} gives a table of 2**31 rows or more"
+        )
     return found

@@ -307,6 +307,7 @@ class DecodeState(struct.PyTreeNode):
         for name, value in (("capacity", capacity), ("batch", batch)):
             if value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
+        cache_dtype = jnp.dtype(cache_dtype)
         if cache_dtype not in (jnp.bfloat16, jnp.float32):
             raise ValueError(f"cache_dtype is {cache_dtype}; allowed: bfloat16, float32")
         if head and not config.has_head:

@@ -66,9 +66,14 @@ def test_round_trip(config: Config) -> None:
     assert again == first
     assert again.to_dict() == first.to_dict()
     # The equality above sees every field.
-    for field in dataclasses.fields(ModelConfig):
-        if field.name in ("vocab_size", "seed", "eos_token_id", "max_position_embeddings"):
-            assert ModelConfig.from_dict(written | {field.name: 3}) != first, field.name
+    for name, step in (
+        ("vocab_size", 1),
+        ("seed", 1),
+        ("eos_token_id", -1),
+        ("max_position_embeddings", 1),
+    ):
+        other = written | {name: written[name] + step}
+        assert ModelConfig.from_dict(other) != first, name
 
 
 def test_round_trip_without_a_head() -> None:
@@ -217,3 +222,30 @@ def test_checked_when_made_by_hand() -> None:
     good = ModelConfig.from_dict(TINY)
     with pytest.raises(ConfigError, match="indexer_budget 10 is not a multiple"):
         dataclasses.replace(good, indexer_budget=10)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"eos_token_id": 512}, "eos_token_id is 512; allowed: an id below vocab_size"),
+        ({"eos_token_id": "a"}, "eos_token_id is 'a'"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps is -1.0; it must be a positive number"),
+        ({"norm_topk_prob": "no"}, "norm_topk_prob is 'no'; it must be true or false"),
+        ({"vocab_size": True}, "vocab_size is True; it must be a positive integer"),
+        ({"rope_scaling": {"type": "yarn"}}, "rope_scaling is {'type': 'yarn'}"),
+        ({"layer_types": ..., "full_attention_interval": 0}, "full_attention_interval is 0"),
+        ({"ple_layer_ids": 2}, "a field is of the wrong type"),
+        ({"ngram_vocab_size_base": 2**30}, r"a table of 2\*\*31 rows or more"),
+    ],
+)
+def test_values_of_the_wrong_kind(
+    changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(ConfigError, match=message):
+        read(changes)
+
+
+def test_a_tied_embedding_named_outside_is_refused() -> None:
+    with pytest.raises(ConfigError, match="tie_word_embeddings is True"):
+        ModelConfig.from_dict({**TINY, "tie_word_embeddings": True})

@@ -71,15 +71,14 @@ def test_one_row_makes_nothing_large(stored: Any) -> None:
     """At the full context: no larger than the first matrices of the chosen experts.
 
     The plain-JAX row product widens the weight that it reads, so the matrices of the dense layers
-    appear as float32, and among them lm_head, once. Tables that are only looked into do not.
+    appear as float32; lm_head does so in pieces. Tables that are only looked into do not.
     """
     state = support.state_shapes(CONTEXT)
     arrays = list(made(row_logits, stored, struct(1, 1), state))
     chosen = 10 * 1280 * 2560
-    assert surprises(iter(arrays), chosen) == set()
+    # A reshape is a view: lm_head is cut into 20 pieces.
+    assert surprises(iter(arrays), chosen) == {("reshape", (20, 12416, 2560))}
     assert ("gather", (1, 1, 10, 1280, 2560)) in arrays
-    vocabulary = [entry for entry in arrays if math.prod(entry[1]) == 248320 * 2560]
-    assert vocabulary == [("convert_element_type", (248320, 2560))]
     # Attention reads its selection and the tail, of at most 2051 tokens.
     gathered = {shape for primitive, shape in arrays if primitive == "gather" and 2051 in shape}
     assert gathered == {(1, 2, 2051, 256)}

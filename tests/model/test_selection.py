@@ -139,7 +139,7 @@ def test_chunk_attends_to_its_selection(
     tail = (index >= whole[..., None] * ratio) & (index <= positions[..., None])
     seen = chosen[..., index // ratio] | tail
     expected = dense(query, cache, seen, heads // groups)
-    end = jnp.int32(max(lengths) + count)
+    end = jnp.array(lengths) + count
     found = attention.attend_chunk(
         *(jnp.asarray(query), cache, jnp.asarray(chosen), jnp.asarray(positions)), end
     )

