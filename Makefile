@@ -13,9 +13,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
 PROMPT ?= def fibonacci(n):
 DEMO_ARGS ?= --max-new-tokens 128
-# More than one worker pays because compiling is most of the time. PYTEST_ARGS="-n 0 -k name"
-# runs in one process.
-PYTEST_ARGS ?= -n auto --maxprocesses 8
+# More than one worker pays because compiling is most of the time, and a file stays with one
+# worker because its tests share compiled programs. PYTEST_ARGS="-n 0 -k name" runs in one process.
+PYTEST_ARGS ?= -n auto --maxprocesses 8 --dist loadfile
 
 .PHONY: help demo test lint types format clean
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 import hipjax
-from hipjax.cli import cache, generate, main
+from hipjax.cli import generate, main, runtime
 from hipjax.cli.output import Terminal
 from hipjax.text import TextStream
 
@@ -187,7 +187,7 @@ def test_compare(monkeypatch, capsys):
 
 def test_no_speculation(monkeypatch, expected, capsys):
     monkeypatch.setattr(hipjax, "plain_stream", speculative_twin)
-    monkeypatch.delattr(hipjax, "speculative_stream")
+    monkeypatch.setattr(hipjax, "speculative_stream", None)
     assert main(["generate", PROMPT, *SHORT, "--json", "--no-speculation"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["tokens"] == expected.tokens.tolist()
@@ -341,12 +341,21 @@ def test_a_model_without_a_head_cannot_draft(model, monkeypatch, capsys):
     assert "no MTP head" in refused(capsys, "generate", "a", "--model", str(NANO))
 
 
-def test_a_platform_that_is_not_there(monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("Unable to initialize backend 'tpu'\n(set JAX_PLATFORMS)"), AssertionError()],
+)
+def test_a_platform_that_is_not_there(error, monkeypatch, capsys):
     def missing():
-        raise RuntimeError("Unable to initialize backend 'tpu'\n(set JAX_PLATFORMS)")
+        raise error
 
-    monkeypatch.setattr(jax, "default_backend", missing)
-    assert "backend 'tpu' (set JAX_PLATFORMS)" in refused(capsys, "generate", "a")
+    monkeypatch.setattr(jax, "devices", missing)
+    monkeypatch.setenv("JAX_PLATFORMS", "tpu")
+    assert "no device (JAX_PLATFORMS is 'tpu')" in refused(capsys, "generate", "a")
+    assert main(["doctor", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert "no device" in report["platform"]["error"]
+    assert "no device" in report["bundled_model"]["error"]
 
 
 @pytest.mark.parametrize(("option", "dtype"), [("stored", "bfloat16"), ("float32", "float32")])
@@ -396,7 +405,7 @@ def jax_settings():
 
 def test_the_cache_is_private_to_the_user(jax_settings, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = cache.use_cache()
+    folder = runtime.use_cache()
     assert folder == tmp_path / "hipjax" / "xla"
     assert folder.stat().st_mode & 0o777 == 0o700
     assert jax.config.jax_compilation_cache_dir == str(folder)
@@ -408,22 +417,22 @@ def test_a_cache_home_that_is_not_absolute_does_not_count(
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", value)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache.use_cache() == tmp_path / ".cache" / "hipjax" / "xla"
+    assert runtime.use_cache() == tmp_path / ".cache" / "hipjax" / "xla"
 
 
 def test_the_users_own_settings_stay(jax_settings, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     jax.config.update("jax_compilation_cache_dir", "/elsewhere")
-    assert cache.use_cache() == Path("/elsewhere")
+    assert runtime.use_cache() == Path("/elsewhere")
     jax.config.update("jax_enable_compilation_cache", False)
-    assert cache.use_cache() is None
+    assert runtime.use_cache() is None
     assert not any(tmp_path.iterdir())
 
 
 def test_no_cache_where_none_can_be_made(jax_settings, monkeypatch, tmp_path):
     (tmp_path / "hipjax").write_text("a file in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache.use_cache() is None
+    assert runtime.use_cache() is None
     assert jax.config.jax_compilation_cache_dir is None
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 
 import hipjax
-from hipjax.cli.cache import use_cache
-from hipjax.cli.errors import FAILED
+from hipjax.cli.errors import FAILED, CommandError
 from hipjax.cli.output import show_table
+from hipjax.cli.runtime import devices, use_cache
 from hipjax.ffi.ops import implementations
 
 _LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "tokenizers")
@@ -43,10 +43,11 @@ def _versions() -> dict[str, str]:
 def _platform() -> dict[str, Any]:
     system = {"system": platform.platform()}
     try:
-        devices = ", ".join(f"{d.id}: {d.device_kind}" for d in jax.devices())
-    except RuntimeError as error:
+        found = devices()
+    except CommandError as error:
         return system | {"error": str(error)}
-    return system | {"backend": jax.default_backend(), "devices": devices}
+    listed = ", ".join(f"{d.id}: {d.device_kind}" for d in found)
+    return system | {"backend": found[0].platform, "devices": listed}
 
 
 def _cache() -> dict[str, Any]:
@@ -60,8 +61,9 @@ def _cache() -> dict[str, Any]:
 def _bundled_model() -> dict[str, Any]:
     began = time.perf_counter()
     try:
+        devices()
         model = hipjax.load_nano()
-    except (ValueError, OSError, RuntimeError) as error:
+    except (ValueError, OSError, CommandError) as error:
         return {"error": str(error)}
     return {
         "layers": model.config.num_hidden_layers,

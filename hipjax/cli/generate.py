@@ -9,12 +9,10 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
-
 import hipjax
-from hipjax.cli.cache import use_cache
 from hipjax.cli.errors import FAILED, CommandError, input_errors
 from hipjax.cli.output import JsonLines, Terminal
+from hipjax.cli.runtime import devices, use_cache
 from hipjax.text import TextStream
 
 _Start = Callable[[], Iterator[hipjax.Window]]
@@ -29,6 +27,7 @@ def run(args: argparse.Namespace) -> int:
             **({} if args.mtp_k is None else {"mtp_k": args.mtp_k})
         )
         cache = use_cache()
+        first_start = cache is not None and not any(cache.glob("*"))
         model = _load(args.model, args.dtype)
         if model.tokenizer is None:
             raise ValueError(f"{args.model}: there is no tokenizer.json to read PROMPT with")
@@ -45,8 +44,8 @@ def run(args: argparse.Namespace) -> int:
         if not args.no_speculation:
             start = functools.partial(hipjax.speculative_stream, **request, speculation=speculation)
         windows = start()  # checks the request; computes nothing before the first window
-    if sys.stderr.isatty() and cache is not None and not any(cache.glob("*")):
-        print(f"Compiling; later runs will find it done in {cache}", file=sys.stderr)
+    if first_start and sys.stderr.isatty():
+        print(f"Compiling; later starts find it done in {cache}", file=sys.stderr)
 
     output = JsonLines() if args.json else Terminal()
     output.prompt(args.prompt)
@@ -63,10 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _load(folder: str | None, dtype: str) -> hipjax.FlashNext:
-    try:
-        on_cpu = jax.default_backend() == "cpu"
-    except RuntimeError as error:
-        raise CommandError(str(error)) from error
+    on_cpu = devices()[0].platform == "cpu"
     wanted = "float32" if dtype == "float32" or (dtype == "auto" and on_cpu) else None
     if folder is None:
         return hipjax.load_nano(dtype=wanted)

@@ -6,14 +6,12 @@ The tree mirrors the checkpoint's names: ``params["model"]["layers"]["0"]["mlp"]
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
 from hipjax.model.config import ModelConfig
 from hipjax.model.mtp import Entry, head_layer
 from hipjax.model.residual import HyperConnection
-from hipjax.model.state import DecodeState
 from hipjax.model.trunk import trunk_layer
 from hipjax.typing import Array, Params
 
@@ -26,40 +24,38 @@ def init_params(config: ModelConfig, key: Array) -> dict[str, Any]:
       key: a ``jax.random.key``.
     """
     c = config
-    state = DecodeState.init(c, c.indexer_compress_ratio, cache_dtype=jnp.float32, head=False)
-    streams = jnp.zeros((1, 1, c.hc_count, c.hidden_size))
-    tokens = jnp.zeros((1, 1), jnp.int32)
-    one = jnp.ones((1,), jnp.int32)
     normal = nn.initializers.normal(c.initializer_range)
     keys = iter(jax.random.split(key, c.num_hidden_layers + 6))
 
-    def mixer() -> Any:
-        module = HyperConnection(c, inject=False)
-        return module.init(next(keys), streams, method="mix")["params"]
+    def table() -> Array:
+        return normal(next(keys), (c.vocab_size, c.hidden_size))
 
-    layers = {}
-    for index, layer_state in enumerate(state.layers):
-        layer = trunk_layer(c, index)
-        arguments = (streams, tokens, layer_state, state.length, one)
-        layers[str(index)] = layer.init(next(keys), *arguments, method="prompt")["params"]
+    def fresh(module: nn.Module) -> dict[str, Any]:
+        return dict(module.init(next(keys), method=_declare)["params"])
+
     tree: dict[str, Any] = {
         "model": {
-            "embed_tokens": {"weight": normal(next(keys), (c.vocab_size, c.hidden_size))},
-            "layers": layers,
-            "hyper_connection_mixer": mixer(),
+            "embed_tokens": {"weight": table()},
+            "layers": {str(i): fresh(trunk_layer(c, i)) for i in range(c.num_hidden_layers)},
+            "hyper_connection_mixer": fresh(HyperConnection(c, inject=False)),
         },
-        "lm_head": {"weight": normal(next(keys), (c.vocab_size, c.hidden_size))},
+        "lm_head": {"weight": table()},
     }
     if c.has_head:
-        head = DecodeState.init(c, c.indexer_compress_ratio, cache_dtype=jnp.float32).head
-        assert head is not None
-        arguments = (streams, tokens, head.layer, state.length, one)
         tree["mtp"] = {
-            **Entry(c).init(next(keys), streams[:, :, 0], streams)["params"],
-            "layers": {"0": head_layer(c).init(next(keys), *arguments, method="prompt")["params"]},
-            "hyper_connection_mixer": mixer(),
+            **fresh(Entry(c)),
+            "layers": {"0": fresh(head_layer(c))},
+            "hyper_connection_mixer": fresh(HyperConnection(c, inject=False)),
         }
     return tree
+
+
+def _declare(module: nn.Module) -> None:
+    """Declares all parameters of a bound module; its computation is not traced."""
+    hasattr(module, "weight")  # asking for an attribute that is not a field runs setup
+    for name, child in list(vars(module).items()):
+        if isinstance(child, nn.Module) and name != "parent":
+            _declare(child)
 
 
 def param_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

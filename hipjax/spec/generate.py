@@ -260,6 +260,7 @@ class _Request:
             cache_dtype=self.cache_dtype,
             head=self.drafts > 0,
         )
+        self._trace_prefill(state)
         compiling = self._compiling(state) if self.budget > 1 else None
         state, seed = self._prefill(state)
         token = np.asarray(seed)
@@ -309,17 +310,26 @@ class _Request:
             )
         return state, pick
 
+    def _trace_prefill(self, state: DecodeState) -> None:
+        """Traces the prompt's program before another thread competes for the interpreter."""
+        one = np.zeros(1, np.int32)
+        arguments = (self.params, state, np.zeros((1, PROMPT_CHUNK), np.int32), one, one)
+        _prefill.lower(*_shapes(arguments), config=self.config)
+
     def _compiling(self, state: DecodeState) -> threading.Thread:
         """Compiles the window in a thread, while the prompt's program compiles and runs."""
         arguments = (self.params, state, np.zeros(1, np.int32), np.zeros(1, np.int32), self.stops)
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
 
         def compiled() -> None:
-            _window.lower(*shapes, config=self.config, drafts=self.drafts).compile()
+            _window.lower(*_shapes(arguments), config=self.config, drafts=self.drafts).compile()
 
         thread = threading.Thread(target=compiled, name="hipjax-compile")
         thread.start()
         return thread
+
+
+def _shapes(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
 def _capacity(tokens: int, context: int) -> int:

@@ -41,7 +41,7 @@ PROMPTS = {
     name: prompt_ids(TINY, seed, length)
     for name, seed, length in (
         ("one token", 0, 1),
-        ("short", 3, 20),
+        ("short", 0, 40),
         ("one below a chunk", 1, 63),
         ("a chunk", 4, 64),
         ("one above a chunk", 2, 65),
@@ -94,6 +94,22 @@ prefill = jax.jit(
 )
 
 
+_logits = jax.jit(hipjax.logits, static_argnames=("config", "cache_dtype"), compiler_options=_QUICK)
+
+
+def best_ids(texts: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    """The id of the best logit at every position of up to six texts, scored as whole texts."""
+    config, params = support.model("tiny")
+    tokens = np.zeros((6, CONTEXT), np.int32)
+    lengths = np.zeros(6, np.int32)
+    for row, text in enumerate(texts):
+        tokens[row, : len(text)] = text
+        lengths[row] = len(text)
+    logits = _logits(params, tokens, config=config, lengths=lengths, cache_dtype=jnp.float32)
+    best = np.asarray(logits).argmax(axis=-1)
+    return [row[: len(text)] for row, text in zip(best, texts, strict=False)]
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Puts these programs behind the public doors, with one capacity for all requests."""
@@ -102,6 +118,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doors, "_SMALLEST_CAPACITY", CONTEXT)
 
 
+@functools.cache
 def model() -> tuple[ModelConfig, Params]:
     """The tiny configuration and its parameters, with an empty script."""
     config, params = support.model("tiny")

@@ -149,7 +149,7 @@ def test_stop_ids_outside_the_vocabulary(door: Door, stops: tuple[int, ...]) -> 
 @pytest.mark.parametrize("door", SPECULATIVE.values(), ids=SPECULATIVE)
 def test_model_without_a_head(door: Door) -> None:
     config, _ = support.model("tiny")
-    bare = dataclasses.replace(config, mtp_num_hidden_layers=0)
+    bare = dataclasses.replace(config, mtp_num_hidden_layers=0, mtp_rope_theta=None)
     refused(ValueError, ("no MTP head", "hipjax.generate"), lambda: call(door, config=bare))
 
 
@@ -222,6 +222,19 @@ LOGITS: dict[str, tuple[Any, dict[str, Any], Any, tuple[str, ...]]] = {
 def test_logits(tokens: Any, options: dict[str, Any], kind: Any, said: tuple[str, ...]) -> None:
     config, params = support.model("tiny")
     refused(kind, said, lambda: hipjax.logits(params, tokens, config=config, **options))
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [[1, 2, 3], (1, 2, 3), np.array([1, 2, 3]), jnp.array([1, 2, 3]), [[1, 2], [3, 4]]],
+    ids=["list", "tuple", "NumPy array", "device array", "list of lists"],
+)
+@pytest.mark.parametrize("options", [{}, {"rows": True}, {"chunk": 2}], ids=str)
+def test_allowed_logits(tokens: Any, options: dict[str, Any]) -> None:
+    """Negative control: these get as far as the model, without a warning."""
+    config, params = support.model("tiny")
+    with pytest.raises(ComputedError):
+        hipjax.logits(params, tokens, config=config, **options)
 
 
 ALLOWED: dict[str, dict[str, Any]] = {

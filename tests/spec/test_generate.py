@@ -44,17 +44,9 @@ def expected_windows(pattern: list[int], k: int, budget: int) -> Iterator[tuple[
 
 def test_plain_decoding_takes_the_best_logit() -> None:
     """Every token is the argmax of the logits that ``hipjax.logits`` finds for what precedes."""
-    config, params = support.model()
-    texts = np.zeros((len(PROMPTS), 3 * 64), np.int32)
-    for row, (name, prompt) in zip(texts, PROMPTS.items(), strict=True):
-        row[: len(prompt) + BUDGET] = [*prompt, *plain(name).tokens]
-    lengths = np.array([len(prompt) + BUDGET for prompt in PROMPTS.values()])
-    logits = np.asarray(
-        hipjax.logits(params, texts, config=config, lengths=lengths, cache_dtype=jnp.float32)
-    )
-    for row, text, prompt in zip(logits, texts, PROMPTS.values(), strict=True):
-        picks = row[len(prompt) - 1 : len(prompt) + BUDGET - 1].argmax(axis=-1)
-        emitted = text[len(prompt) : len(prompt) + BUDGET]
+    texts = [[*prompt, *plain(name).tokens] for name, prompt in PROMPTS.items()]
+    for best, text in zip(support.best_ids(texts), texts, strict=True):
+        picks, emitted = best[-BUDGET - 1 : -1], np.array(text[-BUDGET:])
         np.testing.assert_array_equal(emitted, picks)
         # Negative control: one position off, hardly any token is the best one.
         assert (emitted[1:] == picks[:-1]).mean() < 0.5
@@ -97,7 +89,6 @@ def test_budgets(k: int) -> None:
 
 def test_end_of_the_context() -> None:
     """A request ends where the context is full, whatever its budget; its last rows count too."""
-    config, params = support.model()
     texts, lengths = [], (CONTEXT - 1, CONTEXT - 2, CONTEXT - 5, CONTEXT - 13)
     for length in lengths:
         prompt = prompt_ids(TINY, 5, length)
@@ -111,10 +102,8 @@ def test_end_of_the_context() -> None:
                 _, found = support.collected(stream(prompt, k, drafts=drafts, max_new_tokens=100))
                 np.testing.assert_array_equal(found.tokens, result.tokens)
                 assert found.finish_reason == "length"
-    logits = hipjax.logits(params, np.array(texts), config=config, cache_dtype=jnp.float32)
-    picks = np.asarray(logits).argmax(axis=-1)
-    for text, pick, length in zip(texts, picks, lengths, strict=True):
-        assert text[length:] == pick[length - 1 : -1].tolist()
+    for best, text, length in zip(support.best_ids(texts), texts, lengths, strict=True):
+        assert text[length:] == best[length - 1 : -1].tolist()
 
 
 def test_doors_agree() -> None:

@@ -1,10 +1,12 @@
-"""Compiled programs, kept from one start to the next."""
+"""What jax gives a command: devices, and programs compiled by an earlier start."""
 
 import os
 from pathlib import Path
 from typing import Any
 
 import jax
+
+from hipjax.cli.errors import CommandError
 
 
 def use_cache() -> Path | None:
@@ -33,3 +35,16 @@ def use_cache() -> Path | None:
     # Even the least program takes longer to compile than to look up.
     config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     return folder
+
+
+def devices() -> list[jax.Device]:
+    """Jax's devices, of which there is at least one.
+
+    Raises:
+      CommandError: it finds none, because the user asked for a platform that is not there.
+    """
+    try:
+        return jax.devices()
+    except (RuntimeError, AssertionError) as error:  # it asserts where a plugin is missing
+        wanted = os.environ.get("JAX_PLATFORMS")
+        raise CommandError(f"jax finds no device (JAX_PLATFORMS is {wanted!r}) {error}") from error
