@@ -260,7 +260,7 @@ class _Request:
             cache_dtype=self.cache_dtype,
             head=self.drafts > 0,
         )
-        self._trace_prefill(state)
+        self._compile_prefill(state)
         compiling = self._compiling(state) if self.budget > 1 else None
         state, seed = self._prefill(state)
         token = np.asarray(seed)
@@ -310,14 +310,14 @@ class _Request:
             )
         return state, pick
 
-    def _trace_prefill(self, state: DecodeState) -> None:
-        """Traces the prompt's program before another thread competes for the interpreter."""
+    def _compile_prefill(self, state: DecodeState) -> None:
+        """Compiles the prompt's program first and alone: the first token waits for it."""
         one = np.zeros(1, np.int32)
         arguments = (self.params, state, np.zeros((1, PROMPT_CHUNK), np.int32), one, one)
-        _prefill.lower(*_shapes(arguments), config=self.config)
+        _prefill.lower(*_shapes(arguments), config=self.config).compile()
 
     def _compiling(self, state: DecodeState) -> threading.Thread:
-        """Compiles the window in a thread, while the prompt's program compiles and runs."""
+        """Compiles the window in a thread, while the prompt is consumed and handed out."""
         arguments = (self.params, state, np.zeros(1, np.int32), np.zeros(1, np.int32), self.stops)
 
         def compiled() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -48,8 +47,8 @@ def as_a_user_sees_it(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     With annotations checked, some of the values below would never reach the checks.
     """
 
-    monkeypatch.setattr(doors, "_prefill", computed)
-    monkeypatch.setattr(doors, "_window", types.SimpleNamespace(lower=mock.Mock()))
+    for program in ("_prefill", "_window"):  # which may be lowered, but not run
+        monkeypatch.setattr(doors, program, mock.Mock(side_effect=ComputedError))
     monkeypatch.setattr(score, "trunk_prompt", computed)
     monkeypatch.setattr(score, "trunk_rows", computed)
     before = jaxtyping.config.jaxtyping_disable
