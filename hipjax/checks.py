@@ -1,11 +1,13 @@
 """Argument checks of the public doors: what was given, what is allowed, before any work."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+T = TypeVar("T")
 
 
 def integer(name: str, value: Any, low: int, high: int | None = None) -> int:
@@ -23,6 +25,81 @@ def integer(name: str, value: Any, low: int, high: int | None = None) -> int:
     return int(value)
 
 
+def boolean(name: str, value: Any) -> bool:
+    """``value`` if it is True or False.
+
+    Raises:
+      TypeError: it is something else.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r}; allowed: True or False")
+    return value
+
+
+def instance(name: str, value: Any, kind: type[T]) -> T:
+    """``value`` if it is of ``kind``; a fresh ``kind()`` for None.
+
+    Raises:
+      TypeError: it is something else.
+    """
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} is {value!r}; it must be None or a {kind.__name__}")
+    return value
+
+
+def cache_dtype(value: Any) -> np.dtype[Any]:
+    """The dtype of a cache of keys and values.
+
+    Raises:
+      ValueError: it is neither bfloat16 nor float32.
+    """
+    allowed = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32))
+    try:
+        dtype = None if value is None else jnp.dtype(value)
+    except TypeError:
+        dtype = None
+    if dtype not in allowed:
+        raise ValueError(f"cache_dtype is {value!r}; allowed: bfloat16, float32")
+    return dtype
+
+
+def integers(name: str, value: Any, axes: tuple[int, ...], allowed: str) -> np.ndarray:
+    """``value`` as an array of integers with as many axes as one of ``axes``, in words ``allowed``.
+
+    Raises:
+      TypeError: it does not hold integers.
+      ValueError: it is ragged, or has another number of axes.
+    """
+    if isinstance(value, str):
+        raise TypeError(f"{name} is a string; it must be token ids: encode the text first")
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"{name} has rows of different lengths; pad them") from error
+    if array.size == 0:
+        array = array.astype(np.int32)
+    if not np.issubdtype(array.dtype, np.integer):
+        raise TypeError(f"{name} has dtype {array.dtype}; it must hold integers")
+    if array.ndim not in axes:
+        raise ValueError(f"{name} has shape {array.shape}; it must be {allowed}")
+    return array
+
+
+def within(name: str, array: np.ndarray, low: int, high: int) -> None:
+    """Refuses an array with an element outside ``[low, high]``.
+
+    Raises:
+      ValueError: there is one; the first is named.
+    """
+    outside = np.argwhere((array < low) | (array > high))
+    if outside.size:
+        where = tuple(int(i) for i in outside[0])
+        place = "".join(f"[{i}]" for i in where)
+        raise ValueError(f"{name}{place} is {int(array[where])}; allowed: {low} to {high}")
+
+
 def token_ids(name: str, value: Any, vocab_size: int) -> np.ndarray:
     """``value`` as a flat int32 array of ids within the vocabulary.
 
@@ -30,19 +107,8 @@ def token_ids(name: str, value: Any, vocab_size: int) -> np.ndarray:
       TypeError: it does not hold integers.
       ValueError: it is not one-dimensional, or an id lies outside ``[0, vocab_size)``.
     """
-    if isinstance(value, str):
-        raise TypeError(f"{name} is a string; it must be token ids: encode the text first")
-    array = np.asarray(value)
-    if array.size == 0:
-        array = array.astype(np.int32)
-    if array.dtype == bool or not np.issubdtype(array.dtype, np.integer):
-        raise TypeError(f"{name} has dtype {array.dtype}; it must hold integers")
-    if array.ndim != 1:
-        raise ValueError(f"{name} has shape {array.shape}; it must be one-dimensional")
-    outside = np.flatnonzero((array < 0) | (array >= vocab_size))
-    if outside.size:
-        where = int(outside[0])
-        raise ValueError(f"{name}[{where}] is {int(array[where])}; allowed: 0 to {vocab_size - 1}")
+    array = integers(name, value, (1,), "one-dimensional")
+    within(name, array, 0, vocab_size - 1)
     return array.astype(np.int32)
 
 
@@ -65,7 +131,7 @@ def prompt(value: Any, vocab_size: int, context: int) -> np.ndarray:
 
 def stop_ids(value: Sequence[int], vocab_size: int, eos: int | None) -> np.ndarray:
     """The ids that end a request: the given ones and the model's end-of-sequence."""
-    given = token_ids("stop_token_ids", list(value), vocab_size)
+    given = token_ids("stop_token_ids", value, vocab_size)
     own = [] if eos is None else [eos]
     return np.array(sorted({*given.tolist(), *own}), np.int32)
 

@@ -4,9 +4,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
+from hipjax import checks
 from hipjax.model.config import ModelConfig
 from hipjax.model.state import DecodeState
 from hipjax.model.trunk import trunk_logits, trunk_prompt, trunk_rows
@@ -50,13 +52,13 @@ def logits(
       >>> hipjax.logits(model.params, [5, 6, 7], config=model.config).shape
       (3, 2048)
     """
-    batch = _checked_tokens(tokens, config)
-    single = jnp.ndim(tokens) == 1
-    chunk = min(_ROWS if rows else chunk, batch.shape[1])
-    if chunk < 1:
-        raise ValueError(f"chunk is {chunk}; it must be at least 1, and so must the text's length")
+    checks.boolean("rows", rows)
+    chunk = checks.integer("chunk", chunk, 1)
+    given = _checked_tokens(tokens, config)
+    single, batch = given.ndim == 1, jnp.atleast_2d(given)
     length = batch.shape[1]
     count = _checked_lengths(lengths, batch.shape, single)
+    chunk = min(_ROWS if rows else chunk, length)
     padded = jnp.pad(batch, ((0, 0), (0, -length % chunk)))
     pieces = jnp.moveaxis(padded.reshape(batch.shape[0], -1, chunk), 1, 0)
     state = DecodeState.init(
@@ -79,33 +81,34 @@ def logits(
 
 
 def _checked_tokens(tokens: Any, config: ModelConfig) -> Array:
-    array = jnp.asarray(tokens)
-    if not jnp.issubdtype(array.dtype, jnp.integer):
-        raise TypeError(f"tokens has dtype {array.dtype}; it must hold integers")
-    if array.ndim not in (1, 2) or array.size == 0:
-        raise ValueError(f"tokens has shape {array.shape}; it must be [T] or [B, T], not empty")
-    if array.shape[-1] > config.max_position_embeddings:
+    if isinstance(tokens, jax.core.Tracer):
+        given: Any = tokens
+        if not jnp.issubdtype(given.dtype, jnp.integer) or given.ndim not in (1, 2):
+            raise TypeError(f"tokens is {given.aval}; it must hold integers, [T] or [B, T]")
+    else:
+        given = checks.integers("tokens", tokens, (1, 2), "[T] or [B, T]")
+        checks.within("tokens", given, 0, config.vocab_size - 1)
+    if given.size == 0:
+        raise ValueError(f"tokens has shape {given.shape}; it must be [T] or [B, T], not empty")
+    if given.shape[-1] > config.max_position_embeddings:
         raise ValueError(
-            f"tokens has {array.shape[-1]} positions; the model's context is "
+            f"tokens has {given.shape[-1]} positions; the model's context is "
             f"{config.max_position_embeddings}"
         )
-    if not isinstance(array, jax.core.Tracer):
-        low, high = int(array.min()), int(array.max())
-        if low < 0 or high >= config.vocab_size:
-            raise ValueError(
-                f"tokens holds ids from {low} to {high}; allowed: 0 to {config.vocab_size - 1}"
-            )
-    return jnp.atleast_2d(array).astype(jnp.int32)
+    return jnp.asarray(given, jnp.int32)
 
 
 def _checked_lengths(lengths: Any, shape: tuple[int, ...], single: bool) -> Array:
     if lengths is None:
         return jnp.full((shape[0],), shape[1], jnp.int32)
-    array = jnp.asarray(lengths)
-    wanted = () if single else (shape[0],)
-    if not jnp.issubdtype(array.dtype, jnp.integer) or array.shape not in (wanted, (shape[0],)):
+    if isinstance(lengths, jax.core.Tracer):
+        given: Any = lengths
+    else:
+        given = checks.integers("lengths", lengths, (0, 1), "[B]")
+        checks.within("lengths", np.atleast_1d(given), 0, shape[1])
+    if given.shape != (shape[0],) and not (single and given.shape == ()):
         raise ValueError(
-            f"lengths has shape {array.shape} and dtype {array.dtype}; it must hold one "
-            f"integer for each of the {shape[0]} sequences"
+            f"lengths has shape {given.shape}; it must hold one integer for each of the "
+            f"{shape[0]} sequences"
         )
-    return jnp.clip(array.reshape(shape[0]), 0, shape[1]).astype(jnp.int32)
+    return jnp.asarray(given, jnp.int32).reshape(shape[0])

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import lax
 
+from hipjax import checks
 from hipjax.ffi import ops
 from hipjax.model.config import ModelConfig
 from hipjax.typing import Array, Int, Leaf, Num
@@ -304,12 +305,9 @@ class DecodeState(struct.PyTreeNode):
           ValueError: ``capacity`` or ``batch`` is not positive, ``cache_dtype`` is neither,
             or ``head`` is asked of a model without an MTP head.
         """
-        for name, value in (("capacity", capacity), ("batch", batch)):
-            if value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1")
-        cache_dtype = jnp.dtype(cache_dtype)
-        if cache_dtype not in (jnp.bfloat16, jnp.float32):
-            raise ValueError(f"cache_dtype is {cache_dtype}; allowed: bfloat16, float32")
+        checks.integer("capacity", capacity, 1)
+        checks.integer("batch", batch, 1)
+        cache_dtype = checks.cache_dtype(cache_dtype)
         if head and not config.has_head:
             raise ValueError("head is True, but this model has no MTP head; pass head=False")
         streams = (batch, config.hc_count, config.hidden_size)

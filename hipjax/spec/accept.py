@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from hipjax.typing import Array, Bool, Int
+from hipjax.typing import Array, Int
 
 
 class Verdict(NamedTuple):
@@ -52,8 +52,3 @@ def greedy(
     accepted = jnp.minimum(accepted, emitted)
     stopped = jnp.take_along_axis(ends, emitted[:, None] - 1, axis=1)[:, 0]
     return Verdict(accepted.astype(jnp.int32), emitted.astype(jnp.int32), stopped)
-
-
-def holds(stops: Int[Array, " stops"], tokens: Int[Array, " B"]) -> Bool[Array, " B"]:
-    """Whether each token is one that ends the request."""
-    return jnp.any(tokens[:, None] == stops, axis=-1)

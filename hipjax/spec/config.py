@@ -4,6 +4,7 @@ Source: decoding-spec sections 7 and 15.
 """
 
 import dataclasses
+from collections.abc import Iterable
 
 from hipjax import checks
 
@@ -26,7 +27,11 @@ class SamplingConfig:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        ids = tuple(checks.integer("stop_token_ids", i, 0) for i in self.stop_token_ids)
+        checks.boolean("ignore_eos", self.ignore_eos)
+        given: object = self.stop_token_ids
+        if not isinstance(given, Iterable):
+            raise TypeError(f"stop_token_ids is {given!r}; it must hold integers")
+        ids = tuple(checks.integer("stop_token_ids", i, 0) for i in given)
         object.__setattr__(self, "stop_token_ids", ids)
         if self.ignore_eos and ids:
             raise ValueError("ignore_eos is True, but stop_token_ids is given; choose one")

@@ -5,9 +5,9 @@ Source: decoding-spec sections 2 and 7.
 
 import dataclasses
 import functools
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal
 
 import jax
@@ -185,7 +185,7 @@ def speculative_stream(
             "config has no MTP head (mtp_num_hidden_layers is 0), so it cannot draft; "
             "use hipjax.generate"
         )
-    drafts = (speculation or SpeculationConfig()).mtp_k
+    drafts = checks.instance("speculation", speculation, SpeculationConfig).mtp_k
     request = _Request.checked(
         params, key, prompt, config, sampling, drafts, max_new_tokens, cache_dtype
     )
@@ -243,13 +243,14 @@ class _Request:
     ) -> "_Request":
         checks.random_key(key)
         ids = checks.prompt(prompt, config.vocab_size, config.max_position_embeddings)
-        sampling = sampling or SamplingConfig()
+        sampling = checks.instance("sampling", sampling, SamplingConfig)
         stops = np.zeros(0, np.int32)
         if not sampling.ignore_eos:
             stops = checks.stop_ids(sampling.stop_token_ids, config.vocab_size, config.eos_token_id)
         budget = checks.integer("max_new_tokens", max_new_tokens, 1)
         room = config.max_position_embeddings - ids.size
-        return cls(params, ids, config, stops, drafts, min(budget, room), cache_dtype)
+        dtype = checks.cache_dtype(cache_dtype)
+        return cls(params, ids, config, stops, drafts, min(budget, room), dtype)
 
     def windows(self) -> Iterator[Window]:
         """Runs the request."""
@@ -262,13 +263,15 @@ class _Request:
         )
         self._compile_prefill(state)
         compiling = self._compiling(state) if self.budget > 1 else None
-        state, seed = self._prefill(state)
-        token = np.asarray(seed)
-        stats = Stats(emitted=1, prefill_seconds=time.perf_counter() - began)
+        state, seed, lost = self._prefill(state)
+        token = np.array(seed)
+        stats = Stats(
+            emitted=1, nonfinite_rows=int(lost[0]), prefill_seconds=time.perf_counter() - began
+        )
         reason = _reason(bool(np.isin(token, self.stops).any()), self.budget - 1)
         yield Window(token, 0, 0, reason, stats)
-        if compiling is not None:
-            compiling.join()
+        if compiling is not None and reason is None:
+            compiling.result()
         stops = jnp.asarray(self.stops)
         budget = jnp.array([self.budget - 1], jnp.int32)
         while reason is None:
@@ -289,18 +292,17 @@ class _Request:
                 lost=int(out.nonfinite[0]),
             )
             reason = _reason(bool(out.stopped[0]), self.budget - stats.emitted)
-            yield Window(out.tokens[0, :emitted], drafted, accepted, reason, stats)
+            yield Window(np.array(out.tokens[0, :emitted]), drafted, accepted, reason, stats)
 
-    def _prefill(self, state: DecodeState) -> tuple[DecodeState, Array]:
-        """Consumes the prompt chunk by chunk; returns the first token too."""
+    def _prefill(self, state: DecodeState) -> tuple[DecodeState, Array, Array]:
+        """Consumes the prompt chunk by chunk; returns what the last chunk did."""
         ids = self.prompt
-        pick = jnp.zeros((1,), jnp.int32)
         for begin in range(0, ids.size, PROMPT_CHUNK):
             piece = ids[begin : begin + PROMPT_CHUNK]
             tokens = np.zeros((1, PROMPT_CHUNK), np.int32)
             tokens[0, : piece.size] = piece
             after = ids[begin + PROMPT_CHUNK] if begin + PROMPT_CHUNK < ids.size else -1
-            state, pick = _prefill(
+            state, pick, lost = _prefill(
                 self.params,
                 state,
                 jnp.asarray(tokens),
@@ -308,7 +310,7 @@ class _Request:
                 jnp.array([after], jnp.int32),
                 config=self.config,
             )
-        return state, pick
+        return state, pick, lost
 
     def _compile_prefill(self, state: DecodeState) -> None:
         """Compiles the prompt's program first and alone: the first token waits for it."""
@@ -316,16 +318,17 @@ class _Request:
         arguments = (self.params, state, np.zeros((1, PROMPT_CHUNK), np.int32), one, one)
         _prefill.lower(*_shapes(arguments), config=self.config).compile()
 
-    def _compiling(self, state: DecodeState) -> threading.Thread:
+    def _compiling(self, state: DecodeState) -> Future[Any]:
         """Compiles the window in a thread, while the prompt is consumed and handed out."""
         arguments = (self.params, state, np.zeros(1, np.int32), np.zeros(1, np.int32), self.stops)
-
-        def compiled() -> None:
-            _window.lower(*_shapes(arguments), config=self.config, drafts=self.drafts).compile()
-
-        thread = threading.Thread(target=compiled, name="hipjax-compile")
-        thread.start()
-        return thread
+        shapes, config, drafts = _shapes(arguments), self.config, self.drafts
+        executor = ThreadPoolExecutor(1, "hipjax-compile")
+        # The thread holds shapes only: a dropped request frees its memory at once.
+        future = executor.submit(
+            lambda: _window.lower(*shapes, config=config, drafts=drafts).compile()
+        )
+        executor.shutdown(wait=False)
+        return future
 
 
 def _shapes(tree: Any) -> Any:

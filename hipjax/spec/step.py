@@ -15,7 +15,7 @@ from hipjax.model.state import DecodeState
 from hipjax.model.trunk import trunk_logits, trunk_prompt, trunk_rows
 from hipjax.spec import accept
 from hipjax.spec.draft import head_drafts
-from hipjax.typing import Array, Int, Leaf, Params
+from hipjax.typing import Array, Bool, Float, Int, Leaf, Params
 
 
 class StepOut(NamedTuple):
@@ -57,7 +57,7 @@ def prefill_chunk(
     following: Int[Array, " B"],
     *,
     config: ModelConfig,
-) -> tuple[DecodeState, Int[Array, " B"]]:
+) -> tuple[DecodeState, Int[Array, " B"], Int[Array, " B"]]:
     """Consumes one chunk of a prompt with trunk and head.
 
     Args:
@@ -69,11 +69,13 @@ def prefill_chunk(
       config: the model's configuration.
 
     Returns:
-      The state after the chunk, and the model's choice of the token that follows it.
+      The state after the chunk, the model's choice of the token that follows it, and 1 where
+      that row of logits has not a single finite one.
     """
     before = state.length
     streams, state, _ = trunk_prompt(params, tokens, count, state, config=config)
-    pick = ops.argmax(trunk_logits(params, state.carry, config=config))
+    logits = trunk_logits(params, state.carry, config=config)
+    pick = ops.argmax(logits)
     if state.head is not None:
         after = jnp.where(following >= 0, following, pick)
         shifted = jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)))
@@ -88,7 +90,7 @@ def prefill_chunk(
             config=config,
         )
         state = state.replace(head=head)
-    return state, pick
+    return state, pick, _without_finite(logits).astype(jnp.int32)
 
 
 def step(
@@ -130,7 +132,7 @@ def step(
     state = tape.commit(emitted)
     if state.head is not None:
         state = extend(params, picks, tape.streams, state, emitted, config=config)
-    lost = ~jnp.any(jnp.isfinite(logits), axis=-1)
+    lost = _without_finite(logits)
     out = StepOut(
         tokens=picks,
         emitted=emitted,
@@ -140,3 +142,7 @@ def step(
         nonfinite=jnp.sum(lost & (jnp.arange(picks.shape[1]) < emitted[:, None]), axis=1),
     )
     return state, out
+
+
+def _without_finite(logits: Float[Array, "*rows V"]) -> Bool[Array, "*rows"]:
+    return ~jnp.any(jnp.isfinite(logits), axis=-1)

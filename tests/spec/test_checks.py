@@ -196,7 +196,7 @@ LOGITS: dict[str, tuple[Any, dict[str, Any], Any, tuple[str, ...]]] = {
     "negative": ([3, -1], {}, ValueError, ("tokens", "-1", "0 to 511")),
     "vocabulary size": ([3, 512], {}, ValueError, ("tokens", "512", "0 to 511")),
     "past 32 bits": (np.array([2**32]), {}, ValueError, ("tokens", "0 to 511")),
-    "floats": ([1.0], {}, TypeError, ("tokens", "float32", "integers")),
+    "floats": ([1.0], {}, TypeError, ("tokens", "float", "integers")),
     "booleans": ([True], {}, TypeError, ("tokens", "bool", "integers")),
     "string": ("abc", {}, TypeError, ("tokens",)),
     "number": (5, {}, ValueError, ("tokens", "()", "[T] or [B, T]")),
