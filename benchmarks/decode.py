@@ -15,6 +15,7 @@ import os
 import platform
 import resource
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -190,7 +191,7 @@ def main() -> None:
     result = {
         "what": "bundled model, float32 weights, bfloat16 cache, batch 1",
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
-        "command": "python -m benchmarks.decode" + (" --transformers" if args.transformers else ""),
+        "command": " ".join(["python -m benchmarks.decode", *sys.argv[1:]]),
         "machine": {
             "processor": _processor(),
             "cores": len(os.sched_getaffinity(0)),
