@@ -1,7 +1,7 @@
 """The command line: ``hipjax generate`` and ``hipjax doctor``.
 
-A command's module, and with it jax, is imported once its arguments have been read, so that
-``--help`` answers at once.
+A command's module is imported once its arguments have been read, so that a bad argument is
+answered before anything is set up.
 """
 
 import argparse

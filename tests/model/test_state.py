@@ -239,8 +239,8 @@ def test_initial_values() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"capacity": 0}, "capacity is 0; it must be at least 1"),
-        ({"batch": -1}, "batch is -1; it must be at least 1"),
+        ({"capacity": 0}, "capacity is 0; allowed: at least 1"),
+        ({"batch": -1}, "batch is -1; allowed: at least 1"),
         ({"cache_dtype": jnp.float16}, "cache_dtype is .*float16.*; allowed: bfloat16, float32"),
     ],
 )

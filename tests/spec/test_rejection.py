@@ -46,7 +46,7 @@ def filled(*prompts: np.ndarray) -> Start:
         after = [p[begin + 64] if begin + 64 < len(p) else -1 for p in prompts]
         counts = jnp.array([len(piece) for piece in pieces], jnp.int32)
         arguments = (jnp.asarray(tokens), counts, jnp.array(after, jnp.int32))
-        state, seed = support.prefill(params, state, *arguments, config=config)
+        state, seed, _ = support.prefill(params, state, *arguments, config=config)
     return state, seed
 
 
