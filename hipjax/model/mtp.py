@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from hipjax.ffi import ops
 from hipjax.model.config import ModelConfig
 from hipjax.model.layers import Linear, RMSNorm, apply
 from hipjax.model.state import DecodeState, HeadState, LayerTape
@@ -123,7 +124,8 @@ def head_prompt(
 
     The arguments are those of :func:`head_rows`; only the first ``count`` rows are real.
     """
-    streams = _enter(config, params, tokens, carries)
+    with ops.implementation("reference"):
+        streams = _enter(config, params, tokens, carries)
     weights = params["mtp"]["layers"]["0"]
     streams, layer, trace = layer_prompt(
         head_layer(config), weights, streams, tokens, state.layer, length, count

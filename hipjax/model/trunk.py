@@ -158,8 +158,12 @@ def layer_prompt(
     length: Array,
     count: Array,
 ) -> tuple[Array, LayerState, LayerTrace]:
-    """``Layer.prompt`` on its parameters, traced once per kind of layer."""
-    return apply(layer, params, streams, tokens, state, length, count, method="prompt")
+    """``Layer.prompt`` on its parameters, traced once per kind of layer, in plain JAX.
+
+    XLA's products serve many tokens at once, and can be differentiated.
+    """
+    with ops.implementation("reference"):
+        return apply(layer, params, streams, tokens, state, length, count, method="prompt")
 
 
 def trunk_prompt(

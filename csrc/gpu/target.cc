@@ -1,0 +1,297 @@
+#include "gpu/target.h"
+
+#include <dlfcn.h>
+
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "gpu/code_objects.h"
+
+// CUDA's driver and HIP's runtime have the same calls under other names. Only plain C types
+// cross: a status is an int, 0 for success; contexts, modules and functions are pointers.
+namespace hipjax {
+namespace {
+
+struct Api {
+  int (*count)(int*);
+  int (*attribute)(int*, int, int);
+  int (*load)(void**, const void*);
+  int (*function)(void**, void*, const char*);
+  int (*allow)(void*, int, int);
+  int (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*,
+                void**, void**);
+  // CUDA works in the context that is current, HIP on the device that is.
+  int (*cuda_retain)(void**, int);
+  int (*cuda_push)(void*);
+  int (*cuda_pop)(void**);
+  int (*cuda_current)(void**);
+  int (*hip_set)(int);
+  int (*hip_current)(int*);
+  int (*hip_properties)(void*, int);
+};
+
+constexpr int kCudaMultiprocessors = 16;
+constexpr int kCudaSharedOptin = 97;
+constexpr int kHipMultiprocessors = 63;
+constexpr int kMaxDynamicShared = 8;  // the function attribute, in both
+
+// One device of a runtime, with all kernels loaded.
+struct Device {
+  std::string architecture;
+  std::string trouble;  // why it cannot be used; empty if it can
+  int multiprocessors = 1;
+  std::vector<void*> functions;
+};
+
+struct Opened {
+  Api api{};
+  std::string trouble;
+  std::map<void*, Device> devices;  // by CUDA context, or by HIP ordinal
+};
+
+std::vector<int> first_function() {
+  std::vector<int> first;
+  int n = 0;
+#define HIPJAX_FIRST(Type, name, variants) \
+  first.push_back(n);                      \
+  n += variants;
+  HIPJAX_KERNELS(HIPJAX_FIRST)
+#undef HIPJAX_FIRST
+  return first;
+}
+
+std::vector<std::string> function_names() {
+  std::vector<std::string> names;
+#define HIPJAX_NAMES(Type, name, variants) \
+  for (int i = 0; i < variants; ++i) names.push_back(#name "_" + std::to_string(i));
+  HIPJAX_KERNELS(HIPJAX_NAMES)
+#undef HIPJAX_NAMES
+  return names;
+}
+
+void* loaded_library(const std::vector<const char*>& names) {
+  for (int flags : {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW}) {
+    for (const char* name : names) {
+      if (void* library = dlopen(name, flags)) return library;
+    }
+  }
+  return nullptr;
+}
+
+template <class Fn>
+bool find(void* library, Fn& to, const char* name) {
+  to = reinterpret_cast<Fn>(dlsym(library, name));
+  return to != nullptr;
+}
+
+bool find_cuda(void* library, Api& api) {
+  return find(library, api.count, "cuDeviceGetCount") &&
+         find(library, api.attribute, "cuDeviceGetAttribute") &&
+         find(library, api.load, "cuModuleLoadData") &&
+         find(library, api.function, "cuModuleGetFunction") &&
+         find(library, api.allow, "cuFuncSetAttribute") &&
+         find(library, api.launch, "cuLaunchKernel") &&
+         find(library, api.cuda_retain, "cuDevicePrimaryCtxRetain") &&
+         find(library, api.cuda_push, "cuCtxPushCurrent_v2") &&
+         find(library, api.cuda_pop, "cuCtxPopCurrent_v2") &&
+         find(library, api.cuda_current, "cuCtxGetCurrent");
+}
+
+bool find_hip(void* library, Api& api) {
+  return find(library, api.count, "hipGetDeviceCount") &&
+         find(library, api.attribute, "hipDeviceGetAttribute") &&
+         find(library, api.load, "hipModuleLoadData") &&
+         find(library, api.function, "hipModuleGetFunction") &&
+         find(library, api.allow, "hipFuncSetAttribute") &&
+         find(library, api.launch, "hipModuleLaunchKernel") &&
+         find(library, api.hip_set, "hipSetDevice") &&
+         find(library, api.hip_current, "hipGetDevice") &&
+         find(library, api.hip_properties, "hipGetDevicePropertiesR0600");
+}
+
+std::string failed(const char* what, int status) {
+  return std::string(what) + " failed with status " + std::to_string(status);
+}
+
+// The code object of an architecture, or null.
+const char* code_for(const std::string& architecture) {
+  size_t count;
+  const CodeObject* all = code_objects(count);
+  for (size_t i = 0; i < count; ++i) {
+    if (architecture == all[i].architecture) return all[i].begin;
+  }
+  return nullptr;
+}
+
+void load_kernels(const Api& api, const char* code, int shared_limit, Device& device) {
+  void* module;
+  if (const int status = api.load(&module, code)) {
+    device.trouble = failed("loading the kernels", status);
+    return;
+  }
+  for (const std::string& name : function_names()) {
+    void* function;
+    if (const int status = api.function(&function, module, name.c_str())) {
+      device.trouble = failed(("finding the kernel " + name).c_str(), status);
+      return;
+    }
+    // More than 48 KiB of shared memory have to be asked for.
+    if (shared_limit) api.allow(function, kMaxDynamicShared, shared_limit);
+    device.functions.push_back(function);
+  }
+}
+
+void open_cuda(Opened& opened) {
+  const Api& api = opened.api;
+  int count = 0;
+  if (const int status = api.count(&count)) opened.trouble = failed("cuDeviceGetCount", status);
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    void* context;
+    if (const int status = api.cuda_retain(&context, ordinal)) {
+      opened.trouble = failed("cuDevicePrimaryCtxRetain", status);
+      return;
+    }
+    Device& device = opened.devices[context];
+    int major = 0, minor = 0, shared = 0;
+    api.attribute(&major, 75, ordinal);
+    api.attribute(&minor, 76, ordinal);
+    api.attribute(&shared, kCudaSharedOptin, ordinal);
+    api.attribute(&device.multiprocessors, kCudaMultiprocessors, ordinal);
+    device.architecture = "sm_" + std::to_string(major) + std::to_string(minor);
+    const char* code = code_for("ptx");
+    if (!code) {
+      device.trouble = "this build has no GPU code";
+    } else if (major < 8) {
+      device.trouble = device.architecture + " is older than sm_80, for which there is code";
+    } else {
+      api.cuda_push(context);
+      load_kernels(api, code, shared, device);
+      api.cuda_pop(&context);
+    }
+  }
+}
+
+// The properties are a large structure whose layout changes; the architecture is the one
+// string in it that begins with "gfx".
+std::string hip_architecture(const Api& api, int ordinal) {
+  std::vector<char> properties(1 << 14);
+  if (api.hip_properties(properties.data(), ordinal)) return "an unknown architecture";
+  for (size_t i = 0; i + 4 < properties.size(); ++i) {
+    if (std::memcmp(&properties[i], "gfx", 3) == 0) {
+      const std::string whole(&properties[i], strnlen(&properties[i], properties.size() - i));
+      return whole.substr(0, whole.find(':'));
+    }
+  }
+  return "an unknown architecture";
+}
+
+void open_hip(Opened& opened) {
+  const Api& api = opened.api;
+  int count = 0, before = 0;
+  if (const int status = api.count(&count)) opened.trouble = failed("hipGetDeviceCount", status);
+  api.hip_current(&before);
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    Device& device = opened.devices[reinterpret_cast<void*>(static_cast<intptr_t>(ordinal))];
+    device.architecture = hip_architecture(api, ordinal);
+    api.attribute(&device.multiprocessors, kHipMultiprocessors, ordinal);
+    const char* code = code_for(device.architecture);
+    if (!code) {
+      device.trouble = "there is no code object for " + device.architecture;
+      continue;
+    }
+    api.hip_set(ordinal);
+    load_kernels(api, code, 0, device);
+  }
+  api.hip_set(before);
+}
+
+Opened open(Runtime runtime) {
+  Opened opened;
+  const bool cuda = runtime == Runtime::kCuda;
+  void* library = cuda ? loaded_library({"libcuda.so.1"})
+                       : loaded_library({"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"});
+  if (!library) {
+    opened.trouble = cuda ? "libcuda.so.1 was not found" : "libamdhip64.so was not found";
+  } else if (cuda ? !find_cuda(library, opened.api) : !find_hip(library, opened.api)) {
+    opened.trouble = "the runtime lacks a function: " + std::string(dlerror());
+  } else if (cuda) {
+    open_cuda(opened);
+  } else {
+    open_hip(opened);
+  }
+  if (opened.trouble.empty() && opened.devices.empty()) opened.trouble = "there is no device";
+  return opened;
+}
+
+// Opened once; everything that takes time or memory happens here and not in a launch.
+const Opened& opened(Runtime runtime) {
+  if (runtime == Runtime::kCuda) {
+    static const Opened cuda = open(runtime);
+    return cuda;
+  }
+  static const Opened hip = open(runtime);
+  return hip;
+}
+
+const Device* current_device(Runtime runtime) {
+  const Opened& all = opened(runtime);
+  if (!all.trouble.empty()) return nullptr;
+  void* key = nullptr;
+  if (runtime == Runtime::kCuda) {
+    all.api.cuda_current(&key);
+  } else {
+    int ordinal = 0;
+    all.api.hip_current(&ordinal);
+    key = reinterpret_cast<void*>(static_cast<intptr_t>(ordinal));
+  }
+  const auto found = all.devices.find(key);
+  return found == all.devices.end() ? nullptr : &found->second;
+}
+
+}  // namespace
+
+ffi::Error launch_on(Runtime runtime, void* stream, const Launch& l) {
+  const Device* device = current_device(runtime);
+  if (!device || !device->trouble.empty()) {
+    return ffi::Error::Internal("hipjax cannot launch here: " +
+                                (device ? device->trouble : opened(runtime).trouble));
+  }
+  static const std::vector<int> first = first_function();
+  void* function = device->functions[first[static_cast<int>(l.kernel)] + l.variant];
+  void* parameters[] = {const_cast<void*>(l.arguments)};
+  const int status = opened(runtime).api.launch(function, l.blocks, 1, 1, l.threads, 1, 1,
+                                                l.shared_bytes, stream, parameters, nullptr);
+  if (status) {
+    static const std::vector<std::string> names = function_names();
+    return ffi::Error::Internal(failed(
+        ("launching " + names[first[static_cast<int>(l.kernel)] + l.variant]).c_str(), status));
+  }
+  return ffi::Error::Success();
+}
+
+int multiprocessors(Runtime runtime) {
+  const Device* device = current_device(runtime);
+  return device ? device->multiprocessors : 1;
+}
+
+}  // namespace hipjax
+
+// Opens a runtime ("cuda" or "rocm") and loads the kernels on all its devices. Writes a line
+// for each device, "architecture" or "architecture: why it cannot be used", or for the whole
+// runtime ": why". Returns 1 if every device can be used.
+extern "C" __attribute__((visibility("default"))) int hipjax_open_gpu(const char* platform,
+                                                                      char* report, size_t size) {
+  const bool cuda = std::strcmp(platform, "cuda") == 0;
+  const hipjax::Opened& all = hipjax::opened(cuda ? hipjax::Runtime::kCuda : hipjax::Runtime::kHip);
+  std::string said = all.trouble.empty() ? "" : ": " + all.trouble + "\n";
+  bool good = all.trouble.empty();
+  for (const auto& [key, device] : all.devices) {
+    good = good && device.trouble.empty();
+    said += device.architecture + (device.trouble.empty() ? "" : ": " + device.trouble) + "\n";
+  }
+  std::strncpy(report, said.c_str(), size - 1);
+  report[size - 1] = 0;
+  return good;
+}

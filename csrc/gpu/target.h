@@ -1,0 +1,53 @@
+// A GPU as a target of kernels: the runtime that the JAX plugin has loaded, our code object
+// in it, and launches on XLA's stream.
+#pragma once
+
+#include <string>
+
+#include "kernels/all.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace hipjax {
+
+namespace ffi = xla::ffi;
+
+enum class Runtime { kCuda, kHip };
+
+// One launch: a kernel's variant, its grid, and its arguments as plain bytes.
+struct Launch {
+  KernelId kernel;
+  int variant;
+  int blocks;
+  int threads;
+  int shared_bytes;
+  const void* arguments;
+};
+ffi::Error launch_on(Runtime runtime, void* stream, const Launch& launch);
+// Multiprocessors of the device in use, as last seen by the probe; at least 1.
+int multiprocessors(Runtime runtime);
+
+template <Runtime kRuntime>
+class Gpu {
+ public:
+  using Context = void*;
+  static constexpr bool kGpu = true;
+
+  explicit Gpu(Context stream) : stream_(stream) {}
+
+  template <class Arguments>
+  ffi::Error launch(const Arguments& a) {
+    if (a.blocks() == 0) return ffi::Error::Success();
+    return launch_on(kRuntime, stream_,
+                     {KernelOf<Arguments>::kId, a.variant(), a.blocks(), Arguments::kWaves * kLanes,
+                      a.shared_bytes(), &a});
+  }
+  int parallel() const { return multiprocessors(kRuntime); }
+
+ private:
+  void* stream_;
+};
+
+using Cuda = Gpu<Runtime::kCuda>;
+using Rocm = Gpu<Runtime::kHip>;
+
+}  // namespace hipjax

@@ -1,0 +1,204 @@
+// The wave on a GPU: one lane per thread. Included by lanes.h only.
+#pragma once
+
+#include "arguments.h"
+
+#define HIPJAX_TARGET gpu
+#define FN __attribute__((device, always_inline)) inline
+#define HIPJAX_UNROLL _Pragma("unroll")
+
+namespace hipjax::gpu {
+
+using F = float;
+using I = int;
+using M = bool;
+
+#if defined(__AMDGCN__)
+FN int thread() { return static_cast<int>(__builtin_amdgcn_workitem_id_x()); }
+FN int block_index() { return static_cast<int>(__builtin_amdgcn_workgroup_id_x()); }
+FN void barrier() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+  __builtin_amdgcn_s_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+FN int from_lane(int value, int source) {
+  return __builtin_amdgcn_ds_bpermute(source << 2, value);
+}
+#else
+FN int thread() { return static_cast<int>(__nvvm_read_ptx_sreg_tid_x()); }
+FN int block_index() { return static_cast<int>(__nvvm_read_ptx_sreg_ctaid_x()); }
+FN void barrier() { asm volatile("bar.sync 0;" ::: "memory"); }
+FN int from_lane(int value, int source) {
+  return __nvvm_shfl_sync_idx_i32(0xffffffff, value, source, 31);
+}
+#endif
+
+FN int lane() { return thread() & (kLanes - 1); }
+
+FN F splat(float x) { return x; }
+FN I splat_int(int x) { return x; }
+FN I as_int(F x) { return __builtin_bit_cast(int, x); }
+FN F as_float(I x) { return __builtin_bit_cast(float, x); }
+FN F to_float(I x) { return static_cast<float>(x); }
+FN I to_int(F x) { return static_cast<int>(x); }  // towards zero; x within int's range
+FN I shift_right(I x, int by) { return static_cast<int>(static_cast<unsigned>(x) >> by); }
+FN I times(I a, I b) { return static_cast<int>(static_cast<unsigned>(a) * static_cast<unsigned>(b)); }
+FN I plus(I a, I b) { return static_cast<int>(static_cast<unsigned>(a) + static_cast<unsigned>(b)); }
+
+FN F select(M which, F yes, F no) { return which ? yes : no; }
+FN I select(M which, I yes, I no) { return which ? yes : no; }
+FN M both(M a, M b) { return a && b; }
+FN M either(M a, M b) { return a || b; }
+FN M opposite(M a) { return !a; }
+FN F fma(F a, F b, F c) { return __builtin_fmaf(a, b, c); }
+FN F root(F x) { return __builtin_sqrtf(x); }
+
+FN F lanes_from(F x, I source) { return as_float(from_lane(as_int(x), source)); }
+FN I lanes_from(I x, I source) { return from_lane(x, source); }
+FN float value_at(F x, int source) { return lanes_from(x, source); }
+FN int value_at(I x, int source) { return from_lane(x, source); }
+
+// The tree of order.md. Both partners add, so every lane ends with lane 0's value.
+FN float sum(F x) {
+  for (int offset = 16; offset; offset >>= 1) x = x + lanes_from(x, lane() ^ offset);
+  return x;
+}
+FN float greatest(F x) {
+  for (int offset = 16; offset; offset >>= 1) {
+    const F other = lanes_from(x, lane() ^ offset);
+    x = other > x ? other : x;
+  }
+  return x;
+}
+FN int greatest(I x) {
+  for (int offset = 16; offset; offset >>= 1) {
+    const I other = from_lane(x, lane() ^ offset);
+    x = other > x ? other : x;
+  }
+  return x;
+}
+FN int least(I x) {
+  for (int offset = 16; offset; offset >>= 1) {
+    const I other = from_lane(x, lane() ^ offset);
+    x = other < x ? other : x;
+  }
+  return x;
+}
+FN int sum(I x) {
+  for (int offset = 16; offset; offset >>= 1) x += from_lane(x, lane() ^ offset);
+  return x;
+}
+FN bool any(M x) { return greatest(static_cast<int>(x)) != 0; }
+
+// Side by side: lane t reads or writes p[t]. From lane `count` on, lanes load zero and store
+// nothing.
+FN F load(const float* p, int count) { return lane() < count ? p[lane()] : 0.0f; }
+FN F load(const uint16_t* p, int count) {  // bfloat16
+  return lane() < count ? as_float(static_cast<int>(p[lane()]) << 16) : 0.0f;
+}
+FN I load(const int* p, int count) { return lane() < count ? p[lane()] : 0; }
+FN I load(const int8_t* p, int count) { return lane() < count ? p[lane()] : 0; }
+FN void store(float* p, F value, int count) {
+  if (lane() < count) p[lane()] = value;
+}
+FN void store(int* p, I value, int count) {
+  if (lane() < count) p[lane()] = value;
+}
+FN void store(int8_t* p, I value, int count) {
+  if (lane() < count) p[lane()] = static_cast<int8_t>(value);
+}
+// Anywhere: each live lane reads p[index]; the others are zero.
+FN F gather(const float* p, I index, M live) { return live ? p[index] : 0.0f; }
+FN F gather(const uint16_t* p, I index, M live) {  // bfloat16
+  return live ? as_float(static_cast<int>(p[index]) << 16) : 0.0f;
+}
+FN I gather(const int* p, I index, M live) { return live ? p[index] : 0; }
+// One uniform value: the first lane writes it.
+FN void put(float* p, float value) {
+  if (lane() == 0) *p = value;
+}
+FN void put(int* p, int value) {
+  if (lane() == 0) *p = value;
+}
+
+// The waves of a block. `each(fn)` runs fn(wave) in every wave and ends with a barrier: what
+// waves leave in shared memory is there for all of them in the next `each`.
+template <int kWaves>
+struct Block {
+  char* shared;
+  template <class Fn>
+  FN void each(Fn fn) const {
+    fn(thread() / kLanes);
+    if constexpr (kWaves > 1) barrier();
+  }
+};
+
+// Four accumulators of every lane; see order.md, "row products". A GPU wave is one part.
+constexpr int part_lanes(int) { return kLanes; }
+
+template <int kPart>
+struct Quads {
+  float v[4];
+};
+template <int kPart>
+FN Quads<kPart> fma(Quads<kPart> a, Quads<kPart> b, Quads<kPart> c) {
+  for (int i = 0; i < 4; ++i) c.v[i] = __builtin_fmaf(a.v[i], b.v[i], c.v[i]);
+  return c;
+}
+
+// The eight terms of each lane, lane t's from t * 8 on: the first four and the last four.
+// Weights pass by the caches, since nobody reads them twice.
+template <int kPart>
+FN void load_quads(const uint16_t* w, int, int left, Quads<kPart>& low, Quads<kPart>& high) {
+  typedef uint32_t Words __attribute__((vector_size(16)));
+  Words bits = {0, 0, 0, 0};
+  if (lane() * 8 < left) {
+    bits = __builtin_nontemporal_load(reinterpret_cast<const Words*>(w + lane() * 8));
+  }
+  for (int i = 0; i < 4; ++i) {
+    Quads<kPart>& half = i < 2 ? low : high;
+    half.v[2 * i % 4] = as_float(static_cast<int>(bits[i] << 16));
+    half.v[2 * i % 4 + 1] = as_float(static_cast<int>(bits[i] & 0xffff0000u));
+  }
+}
+typedef float Four __attribute__((vector_size(16)));
+FN Four four(const float* p) { return *reinterpret_cast<const Four*>(p); }
+template <int kPart>
+FN void load_quads(const float* w, int, int left, Quads<kPart>& low, Quads<kPart>& high) {
+  const bool live = lane() * 8 < left;
+  const Four a = live ? four(w + lane() * 8) : Four{0, 0, 0, 0};
+  const Four b = live ? four(w + lane() * 8 + 4) : Four{0, 0, 0, 0};
+  for (int i = 0; i < 4; ++i) {
+    low.v[i] = a[i];
+    high.v[i] = b[i];
+  }
+}
+// A group of 256 terms laid out so that the lanes' quads lie side by side.
+FN void stage_group(float* to, const float* x, int left) {
+  const bool live = lane() * 8 < left;
+  const Four zero = {0, 0, 0, 0};
+  reinterpret_cast<Four*>(to)[lane()] = live ? four(x + lane() * 8) : zero;
+  reinterpret_cast<Four*>(to)[kLanes + lane()] = live ? four(x + lane() * 8 + 4) : zero;
+}
+template <int kPart>
+FN void staged_quads(const float* staged, int, Quads<kPart>& low, Quads<kPart>& high) {
+  const Four a = reinterpret_cast<const Four*>(staged)[lane()];
+  const Four b = reinterpret_cast<const Four*>(staged)[kLanes + lane()];
+  for (int i = 0; i < 4; ++i) {
+    low.v[i] = a[i];
+    high.v[i] = b[i];
+  }
+}
+FN void prefetch(const void*) {}
+
+// Each lane's four accumulators as one value, and the tree over lanes.
+struct Folded {
+  float v;
+};
+template <int kPart>
+FN void fold(const Quads<kPart>& a, int, Folded& to) {
+  to.v = (a.v[0] + a.v[1]) + (a.v[2] + a.v[3]);
+}
+FN float sum(const Folded& folded) { return sum(folded.v); }
+
+}  // namespace hipjax::gpu

@@ -1,0 +1,86 @@
+#include "kernels/row_product.h"
+
+#include <algorithm>
+
+#include "ops/call.h"
+
+namespace hipjax {
+namespace {
+
+template <class Target>
+void share_out(const Target& target, RowProduct& a) {
+  if constexpr (Target::kGpu) {
+    // 96 KiB of shared memory hold the staged rows, and leave room for a second block.
+    const int room = 96 * 1024 / 4 / RowProduct::kGroup / (a.quarters ? 4 : 1) / a.rows;
+    a.chunk = std::max(1, std::min(a.groups(), room));
+    a.per_block = RowProduct::kWaves / (a.quarters ? 4 : 1) * RowProduct::kOuts;
+    a.stride = std::min(a.turns(), 2 * target.parallel());
+  } else {
+    a.chunk = a.groups();
+    a.per_block = 32;
+    a.stride = a.turns();
+  }
+}
+
+// x [rows, depth], then `matrices` weights [outputs, depth], then what their finishes take ->
+// one result a matrix. Attributes: finishes, one a matrix; quarters; divisor; group.
+template <class Target>
+ffi::Error row_products(Target& target, const Call& call) {
+  const auto x = call.operand(0);
+  const auto finishes = call.integers("finishes");
+  RowProduct a{};
+  a.count = static_cast<int>(finishes.size());
+  require(a.count >= 1 && a.count <= RowProduct::kMatrices, "row_products takes 1 to 4 matrices");
+  a.depth = static_cast<int>(call.dim(x, -1));
+  const int rows = static_cast<int>(x.element_count() / a.depth);
+  const float* first = call.floats(0, static_cast<int64_t>(rows) * a.depth);
+  a.quarters = call.integer("quarters");
+  a.divisor = call.real("divisor");
+  a.group = call.integer("group");
+  size_t extra = 1 + a.count;
+  for (int i = 0; i < a.count; ++i) {
+    Matrix& m = a.matrices[i];
+    const auto weight = call.operand(1 + i);
+    m.outputs = static_cast<int>(call.dim(weight, 0));
+    const Vector stored = call.vector(1 + i, static_cast<int64_t>(m.outputs) * a.depth);
+    require(i == 0 || stored.bf16 == a.bf16, "row_products takes matrices of one dtype");
+    m.weight = stored.data;
+    a.bf16 = stored.bf16;
+    m.finish = static_cast<Finish>(finishes[i]);
+    const int64_t values = static_cast<int64_t>(rows) * m.outputs;
+    if (m.finish == Finish::kAdd) {
+      m.other = call.floats(extra++, values / a.group);
+    } else if (m.finish == Finish::kCombine) {
+      const auto streams = call.operand(extra);
+      a.streams = static_cast<int>(call.dim(streams, -2));
+      m.other = call.floats(extra++, values * a.streams);
+      m.strength = call.floats(extra++, static_cast<int64_t>(rows) * a.streams);
+    }
+    m.out = call.floats_out(i, m.finish == Finish::kCombine ? values * a.streams : values);
+  }
+  // Rows beyond eight go in further tiles, each row in the same order.
+  for (int from = 0; from < rows; from += kMaxRows) {
+    RowProduct tile = a;
+    tile.rows = std::min(kMaxRows, rows - from);
+    tile.x = first + static_cast<int64_t>(from) * a.depth;
+    for (int i = 0; i < a.count; ++i) {
+      Matrix& m = tile.matrices[i];
+      const int64_t copies = m.finish == Finish::kCombine ? a.streams : 1;
+      m.out += from * copies * m.outputs;
+      if (m.finish == Finish::kCombine) m.other += from * copies * m.outputs;
+      if (m.finish == Finish::kCombine) m.strength += static_cast<int64_t>(from) * a.streams;
+      if (m.finish == Finish::kAdd) m.other += static_cast<int64_t>(from / a.group) * m.outputs;
+    }
+    require(from == 0 || kMaxRows % a.group == 0, "row_products cannot cut such groups into tiles");
+    share_out(target, tile);
+    const ffi::Error error = target.launch(tile);
+    if (error.failure()) return error;
+  }
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+HIPJAX_OPERATION(row_products, row_products);
+
+}  // namespace hipjax
