@@ -37,7 +37,9 @@ function(device_code target)
       "extern \"C\" const char hipjax_${name}_begin[], hipjax_${name}_end[];\n")
     string(APPEND objects "{\"${name}\", hipjax_${name}_begin, hipjax_${name}_end}, ")
   endmacro()
-  if(NOT clang)
+  if(NOT HIPJAX_GPU_CODE)
+    message(STATUS "hipjax: no GPU code was asked for")
+  elseif(NOT clang)
     message(WARNING "hipjax: no clang++ of version 19 or newer was found, so this build has no "
       "GPU code; on GPUs plain JAX will be used. On Debian and Ubuntu: apt-get install clang-19 "
       "lld-19. Or name one: HIPJAX_CLANG=/path/to/clang++.")
