@@ -31,6 +31,8 @@ class Gpu {
  public:
   using Context = void*;
   static constexpr bool kGpu = true;
+  // Of one block: what RDNA has, and what every NVIDIA GPU from sm_80 on gives if asked.
+  static constexpr int kSharedBytes = (kRuntime == Runtime::kHip ? 64 : 96) * 1024;
 
   explicit Gpu(Context stream) : stream_(stream) {}
 

@@ -10,8 +10,9 @@ namespace {
 template <class Target>
 void share_out(const Target& target, RowProduct& a) {
   if constexpr (Target::kGpu) {
-    // 96 KiB of shared memory hold the staged rows, and leave room for a second block.
-    const int room = 96 * 1024 / 4 / RowProduct::kGroup / (a.quarters ? 4 : 1) / a.rows;
+    // Shared memory holds the staged rows.
+    const int floats = Target::kSharedBytes / 4 - (a.quarters ? RowProduct::kPartials : 0);
+    const int room = floats / RowProduct::kGroup / (a.quarters ? 4 : 1) / a.rows;
     a.chunk = std::max(1, std::min(a.groups(), room));
     a.per_block = RowProduct::kWaves / (a.quarters ? 4 : 1) * RowProduct::kOuts;
     a.stride = std::min(a.turns(), 2 * target.parallel());
