@@ -6,7 +6,7 @@
 
 #define HIPJAX_KERNELS(KERNEL) \
   KERNEL(RmsNorm, rms_norm, 1) \
-  KERNEL(RowProduct, row_product, 32)
+  KERNEL(RowProduct, row_product, 40)
 
 namespace hipjax {
 
@@ -27,5 +27,24 @@ struct KernelOf;
   };
 HIPJAX_KERNELS(HIPJAX_OF)
 #undef HIPJAX_OF
+
+// A kernel has kWaves waves to a block, or waves(variant) of them; and min_blocks(variant)
+// blocks to a multiprocessor if it says so.
+template <class T>
+constexpr auto waves(int variant) -> decltype(T::waves(variant)) {
+  return T::waves(variant);
+}
+template <class T>
+constexpr auto waves(int) -> decltype(T::kWaves) {
+  return T::kWaves;
+}
+template <class T>
+constexpr auto min_blocks(int variant) -> decltype(T::min_blocks(variant)) {
+  return T::min_blocks(variant);
+}
+template <class T, class... Other>
+constexpr int min_blocks(Other...) {
+  return 1;
+}
 
 }  // namespace hipjax
