@@ -1,10 +1,12 @@
 // Every kernel: the type of its arguments, its own name, and its number of variants.
 #pragma once
 
+#include "kernels/math_probe.h"
 #include "kernels/norm.h"
 #include "kernels/row_product.h"
 
 #define HIPJAX_KERNELS(KERNEL) \
+  KERNEL(MathProbe, math_probe, 2) \
   KERNEL(RmsNorm, rms_norm, 1) \
   KERNEL(RowProduct, row_product, 40)
 
