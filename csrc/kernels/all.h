@@ -1,12 +1,18 @@
 // Every kernel: the type of its arguments, its own name, and its number of variants.
 #pragma once
 
+#include "kernels/experts.h"
 #include "kernels/norm.h"
+#include "kernels/route.h"
 #include "kernels/row_product.h"
 
 #define HIPJAX_KERNELS(KERNEL) \
+  KERNEL(ExpertInner, expert_inner, 4) \
+  KERNEL(ExpertOutput, expert_output, 4) \
   KERNEL(RmsNorm, rms_norm, 1) \
-  KERNEL(RowProduct, row_product, 32)
+  KERNEL(Route, route, 1) \
+  KERNEL(RowProduct, row_product, 32) \
+  KERNEL(Swiglu, swiglu, 1)
 
 namespace hipjax {
 
