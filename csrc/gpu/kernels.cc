@@ -18,6 +18,7 @@ extern "C" __attribute__((shared)) char hipjax_shared[];
 #define HIPJAX_8(T, n, a, b, c, d, e, f, g, h) HIPJAX_4(T, n, a, b, c, d) HIPJAX_4(T, n, e, f, g, h)
 #define HIPJAX_ENTRIES_1(T, n) HIPJAX_ENTRY(T, n, 0)
 #define HIPJAX_ENTRIES_2(T, n) HIPJAX_2(T, n, 0, 1)
+#define HIPJAX_ENTRIES_4(T, n) HIPJAX_4(T, n, 0, 1, 2, 3)
 #define HIPJAX_ENTRIES_8(T, n) HIPJAX_8(T, n, 0, 1, 2, 3, 4, 5, 6, 7)
 #define HIPJAX_ENTRIES_16(T, n) HIPJAX_ENTRIES_8(T, n) HIPJAX_8(T, n, 8, 9, 10, 11, 12, 13, 14, 15)
 #define HIPJAX_ENTRIES_32(T, n)                       \

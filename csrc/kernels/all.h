@@ -1,14 +1,20 @@
 // Every kernel: the type of its arguments, its own name, and its number of variants.
 #pragma once
 
+#include "kernels/experts.h"
 #include "kernels/math_probe.h"
 #include "kernels/norm.h"
+#include "kernels/route.h"
 #include "kernels/row_product.h"
 
 #define HIPJAX_KERNELS(KERNEL) \
+  KERNEL(ExpertInner, expert_inner, 4) \
+  KERNEL(ExpertOutput, expert_output, 4) \
   KERNEL(MathProbe, math_probe, 2) \
   KERNEL(RmsNorm, rms_norm, 1) \
-  KERNEL(RowProduct, row_product, 40)
+  KERNEL(Route, route, 1) \
+  KERNEL(RowProduct, row_product, 40) \
+  KERNEL(Swiglu, swiglu, 1)
 
 namespace hipjax {
 
