@@ -12,7 +12,7 @@ enum class Finish : int {
   kNone = 0,
   kSilu = 1,      // silu(value / divisor)
   kStrength = 2,  // 2 sigmoid(value / divisor)
-  kAdd = 3,       // value + other[row / group, m]
+  kAdd = 3,       // value + other[(row + skipped) / group, m]
   kCombine = 4,   // streams[row, s, m] + strength[row, s] * value, for every stream s
 };
 
@@ -44,6 +44,7 @@ struct RowProduct {
   int quarters;    // 1: the order for long rows
   float divisor;   // of kSilu and kStrength
   int group;       // of kAdd: rows that share one row of `other`
+  int skipped;     // of kAdd: rows of the first group that are not among these
   int streams;     // of kCombine
   int chunk;       // groups of x that are staged at once
   int per_block;   // outputs of one turn of a block
@@ -86,7 +87,8 @@ FN void finish(const RowProduct& a, const Matrix& to, int row, int m, float valu
       to.out[at] = 2.0f * sigmoid(value / a.divisor);
       return;
     case Finish::kAdd:
-      to.out[at] = value + to.other[static_cast<long>(row / a.group) * to.outputs + m];
+      to.out[at] =
+          value + to.other[static_cast<long>((row + a.skipped) / a.group) * to.outputs + m];
       return;
     case Finish::kCombine:
       for (int s = 0; s < a.streams; ++s) {
