@@ -34,9 +34,7 @@ FN void wide_sums(float (&sums)[kOuts][kRows], const Bits* const (&weights)[kOut
         prefetch(ahead + at);
       }
       const int at = g * RowProduct::kGroup;
-      Quads<kPart> low[kOuts], high[kOuts];
-      for (int o = 0; o < kOuts; ++o) load_quads(weights[o] + at, part, terms - at, low[o], high[o]);
-      add_group(total, part, low, high, staged + at, pitch);
+      add_groups(total, part, weights, at, terms, staged + at, pitch, 1);
     }
     for (int o = 0; o < kOuts; ++o) {
       for (int r = 0; r < kRows; ++r) fold(total[o][r], part, folded[o][r]);

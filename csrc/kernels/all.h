@@ -1,16 +1,24 @@
 // Every kernel: the type of its arguments, its own name, and its number of variants.
 #pragma once
 
+#include "kernels/argmax.h"
 #include "kernels/experts.h"
+#include "kernels/hyper.h"
 #include "kernels/math_probe.h"
 #include "kernels/norm.h"
+#include "kernels/ple.h"
 #include "kernels/route.h"
 #include "kernels/row_product.h"
 
 #define HIPJAX_KERNELS(KERNEL) \
+  KERNEL(Argmax, argmax, 1) \
   KERNEL(ExpertInner, expert_inner, 4) \
   KERNEL(ExpertOutput, expert_output, 4) \
+  KERNEL(HyperCombine, hyper_combine, 1) \
+  KERNEL(HyperMixUp, hyper_mix_up, 16) \
   KERNEL(MathProbe, math_probe, 2) \
+  KERNEL(PleGate, ple_gate, 1) \
+  KERNEL(PleOutput, ple_output, 8) \
   KERNEL(RmsNorm, rms_norm, 1) \
   KERNEL(Route, route, 1) \
   KERNEL(RowProduct, row_product, 40) \

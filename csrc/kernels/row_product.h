@@ -12,7 +12,7 @@ enum class Finish : int {
   kNone = 0,
   kSilu = 1,      // silu(value / divisor)
   kStrength = 2,  // 2 sigmoid(value / divisor)
-  kAdd = 3,       // value + other[row / group, m]
+  kAdd = 3,       // value + other[(row + skipped) / group, m]
   kCombine = 4,   // streams[row, s, m] + strength[row, s] * value, for every stream s
 };
 
@@ -55,6 +55,7 @@ struct RowProduct {
   int quarters;    // 1: the order for long rows
   float divisor;   // of kSilu and kStrength
   int group;       // of kAdd: rows that share one row of `other`
+  int skipped;     // of kAdd: rows of the first group that are not among these
   int streams;     // of kCombine
   int chunk;       // groups of x that are staged at once
   int many;        // 1: several outputs a GPU wave, only for bfloat16 in the common order
@@ -112,7 +113,8 @@ FN void finish(const RowProduct& a, const Matrix& to, int row, int m, float valu
       to.out[at] = 2.0f * sigmoid(value / a.divisor);
       return;
     case Finish::kAdd:
-      to.out[at] = value + to.other[static_cast<long>(row / a.group) * to.outputs + m];
+      to.out[at] =
+          value + to.other[static_cast<long>((row + a.skipped) / a.group) * to.outputs + m];
       return;
     case Finish::kCombine:
       for (int s = 0; s < a.streams; ++s) {
@@ -137,6 +139,23 @@ FN void add_group(Quads<kPart> (&total)[kOuts][kRows], int part, const Quads<kPa
         total[o][r] = fma(half ? high[o] : low[o], x, total[o][r]);
       }
     }
+  }
+}
+
+// The same for `groups` groups, the weights from their term `from` on; the last group may have
+// fewer than 256 of the `terms`.
+template <int kPart, int kOuts, int kRows, class Bits>
+FN void add_groups(Quads<kPart> (&total)[kOuts][kRows], int part,
+                   const Bits* const (&weights)[kOuts], int from, int terms, const float* staged,
+                   int pitch, int groups) {
+  for (int g = 0; g < groups; ++g) {
+    const int at = g * RowProduct::kGroup;
+    Quads<kPart> low[kOuts], high[kOuts];
+    HIPJAX_UNROLL
+    for (int o = 0; o < kOuts; ++o) {
+      load_quads(weights[o] + from + at, part, terms - from - at, low[o], high[o]);
+    }
+    add_group(total, part, low, high, staged + at, pitch);
   }
 }
 

@@ -41,10 +41,13 @@ __all__ = [
     "implementations",
     "matrix_product",
     "ple_gate",
+    "ple_output",
     "rms_norm",
     "rotate",
     "route",
     "row_product",
+    "row_product_add",
+    "row_product_combine",
     "row_products",
     "stream_norm",
     "swiglu",
@@ -125,10 +128,13 @@ expert_rows = _operation(reference.expert_rows)
 hyper_combine = _operation(reference.hyper_combine)
 hyper_mix = _operation(reference.hyper_mix)
 ple_gate = _operation(reference.ple_gate)
+ple_output = _operation(reference.ple_output)
 rms_norm = _operation(reference.rms_norm)
 rotate = _operation(reference.rotate)
 route = _operation(reference.route)
 row_product = _operation(reference.row_product)
+row_product_add = _operation(reference.row_product_add)
+row_product_combine = _operation(reference.row_product_combine)
 row_products = _operation(reference.row_products)
 stream_norm = _operation(reference.stream_norm)
 swiglu = _operation(reference.swiglu)
