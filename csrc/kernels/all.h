@@ -1,11 +1,20 @@
 // Every kernel: the type of its arguments, its own name, and its number of variants.
 #pragma once
 
+#include "kernels/attention.h"
+#include "kernels/attention_inputs.h"
 #include "kernels/norm.h"
 #include "kernels/row_product.h"
+#include "kernels/select.h"
 
 #define HIPJAX_KERNELS(KERNEL) \
+  KERNEL(AttendFinish, attend_finish, 1) \
+  KERNEL(AttendPiece, attend_piece, 8) \
+  KERNEL(AttentionInputs, attention_inputs, 1) \
+  KERNEL(BlockKeys, block_keys, 2) \
+  KERNEL(BlockScores, block_scores, 8) \
   KERNEL(RmsNorm, rms_norm, 1) \
+  KERNEL(SelectBlocks, select_blocks, 1) \
   KERNEL(RowProduct, row_product, 32)
 
 namespace hipjax {
