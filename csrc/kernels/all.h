@@ -3,6 +3,7 @@
 
 #include "kernels/attention.h"
 #include "kernels/attention_inputs.h"
+#include "kernels/math_probe.h"
 #include "kernels/norm.h"
 #include "kernels/row_product.h"
 #include "kernels/select.h"
@@ -13,6 +14,7 @@
   KERNEL(AttentionInputs, attention_inputs, 1) \
   KERNEL(BlockKeys, block_keys, 2) \
   KERNEL(BlockScores, block_scores, 8) \
+  KERNEL(MathProbe, math_probe, 2) \
   KERNEL(RmsNorm, rms_norm, 1) \
   KERNEL(SelectBlocks, select_blocks, 1) \
   KERNEL(RowProduct, row_product, 32)
