@@ -58,7 +58,9 @@ def attention_inputs(
       key: the key projection.
       index: index queries, then the raw index key, which is not touched.
       positions: of the rows.
-      query_norm, key_norm, index_norm: norm weights w; a norm scales by 1 + w.
+      query_norm: norm weight w of queries; the norm scales by 1 + w.
+      key_norm: the same of keys.
+      index_norm: the same of index queries.
       frequencies: rotary frequency of each pair; value i turns with value i + half.
       eps: of the norms.
     """
@@ -245,8 +247,10 @@ def attend(
 
     Args:
       query: normed and rotated queries.
-      keys, values: the caches, the rows' own tokens included, see ``ops.encode``.
-      selected, count: as :func:`select_blocks` returns them.
+      keys: the cached keys, the rows' own included, see ``ops.encode``.
+      values: the cached values likewise.
+      selected: numbers of the selected blocks, as :func:`select_blocks` lists them.
+      count: how many there are.
       positions: of the rows; the tail is the (position + 1) mod ratio last tokens.
       projected: query and gate of every head; the result is scaled by the gate's sigmoid.
       ratio: tokens of a block.
