@@ -113,12 +113,58 @@ FN F gather(const uint16_t* p, I index, M live) {  // bfloat16
   return live ? as_float(static_cast<int>(p[index]) << 16) : 0.0f;
 }
 FN I gather(const int* p, I index, M live) { return live ? p[index] : 0; }
+// Every lane below `count` writes p[index].
+FN void scatter(float* p, I index, F value, int count) {
+  if (lane() < count) p[index] = value;
+}
 // One uniform value: the first lane writes it.
 FN void put(float* p, float value) {
   if (lane() == 0) *p = value;
 }
 FN void put(int* p, int value) {
   if (lane() == 0) *p = value;
+}
+
+// Live lanes, one bit each.
+#if defined(__AMDGCN__)
+FN unsigned ballot(M live) { return __builtin_amdgcn_ballot_w32(live); }
+#else
+FN unsigned ballot(M live) { return __nvvm_vote_ballot_sync(0xffffffff, live); }
+#endif
+FN int live_before(M live) {  // how many lanes before this one
+  return __builtin_popcount(ballot(live) & ((1u << lane()) - 1));
+}
+FN int count_of(M live) { return __builtin_popcount(ballot(live)); }
+// The first `count` of the live lanes.
+FN M first_of(M live, int count) {
+  const int before = live_before(live);
+  return live && before < count;
+}
+// Writes the values of live lanes one after the other, and says how many.
+FN int list(int* p, I value, M live) {
+  const int before = live_before(live);
+  if (live) p[before] = value;
+  return count_of(live);
+}
+
+// Lane t of the result is sum(x[t % kCount]); kCount is a power of two, at most kLanes.
+template <int kCount>
+FN F sums(F (&x)[kCount]) {
+#pragma unroll
+  for (int offset = kLanes / 2; offset; offset >>= 1) {
+#pragma unroll
+    for (int t = 0; t < (offset < kCount ? offset : kCount); ++t) {
+      if (offset >= kCount) {
+        x[t] = x[t] + lanes_from(x[t], lane() ^ offset);
+      } else {
+        const bool high = (lane() & offset) != 0;
+        const F keep = high ? x[t + offset] : x[t];
+        const F give = high ? x[t] : x[t + offset];
+        x[t] = keep + lanes_from(give, lane() ^ offset);
+      }
+    }
+  }
+  return x[0];
 }
 
 // The waves of a block. `each(fn)` runs fn(wave) in every wave and ends with a barrier: what

@@ -2,6 +2,8 @@
 #pragma once
 
 #include "kernels/argmax.h"
+#include "kernels/attention.h"
+#include "kernels/attention_inputs.h"
 #include "kernels/experts.h"
 #include "kernels/hyper.h"
 #include "kernels/math_probe.h"
@@ -9,9 +11,15 @@
 #include "kernels/ple.h"
 #include "kernels/route.h"
 #include "kernels/row_product.h"
+#include "kernels/select.h"
 
 #define HIPJAX_KERNELS(KERNEL) \
   KERNEL(Argmax, argmax, 1) \
+  KERNEL(AttendFinish, attend_finish, 1) \
+  KERNEL(AttendPiece, attend_piece, 8) \
+  KERNEL(AttentionInputs, attention_inputs, 1) \
+  KERNEL(BlockKeys, block_keys, 2) \
+  KERNEL(BlockScores, block_scores, 8) \
   KERNEL(ExpertInner, expert_inner, 4) \
   KERNEL(ExpertOutput, expert_output, 4) \
   KERNEL(HyperCombine, hyper_combine, 1) \
@@ -22,6 +30,7 @@
   KERNEL(RmsNorm, rms_norm, 1) \
   KERNEL(Route, route, 1) \
   KERNEL(RowProduct, row_product, 40) \
+  KERNEL(SelectBlocks, select_blocks, 1) \
   KERNEL(Swiglu, swiglu, 1)
 
 namespace hipjax {

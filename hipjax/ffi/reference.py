@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from hipjax.typing import Array, Bool, Float, Int, Num
+from hipjax.typing import Array, Float, Int, Num
 
 MAX_ROWS = 8
 _WIDENED_BYTES = 128 * 2**20
@@ -27,8 +27,16 @@ def encode(x: Float[Array, "..."], dtype: jnp.dtype) -> Num[Array, "..."]:
     of its rows; an integer array is updated in place.
     """
     if dtype == jnp.uint16:
-        return lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16)
+        return _bfloat16_bits(x)
     return x.astype(dtype)
+
+
+def _bfloat16_bits(x: Array) -> Array:
+    """Rounds to the nearest, ties to even, on integers: XLA may flush what is denormal."""
+    bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    return jnp.where(is_nan, (bits >> 16) | 0x40, rounded).astype(jnp.uint16)
 
 
 def decode(stored: Num[Array, "..."]) -> Float[Array, "..."]:
@@ -144,19 +152,6 @@ def hyper_combine(
 ) -> Float[Array, "*rows C H"]:
     """Adds a branch's output to every stream."""
     return streams + strength[..., None] * branch[..., None, :]
-
-
-def rotate(
-    x: Float[Array, "*rows N width"], positions: Int[Array, "*rows"], theta: float, dims: int
-) -> Array:
-    """Rotary embedding of the first ``dims`` of the last axis, half-split pairing."""
-    half = dims // 2
-    frequency = 1.0 / (theta ** (jnp.arange(0, dims, 2, dtype=jnp.float32) / dims))
-    angle = positions.astype(jnp.float32)[..., None, None] * frequency
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
-    first, second, rest = x[..., :half], x[..., half:dims], x[..., dims:]
-    turned = (first * cos - second * sin, second * cos + first * sin, rest)
-    return jnp.concatenate(turned, axis=-1)
 
 
 def causal_conv(
@@ -284,42 +279,6 @@ def expert_rows(
     outer = jnp.einsum("brkhi,brki->brkh", chosen_out, inner, precision=_HIGHEST)
     mixed = jnp.einsum("brkh,brk->brh", outer, weights, precision=_HIGHEST)
     return mixed + jax.nn.sigmoid(share) * shared
-
-
-def block_scores(
-    query: Float[Array, "B R N width"], keys: Num[Array, "B blocks width"]
-) -> Float[Array, "B R blocks"]:
-    """Relevance of every cached block to every row: summed positive parts over heads."""
-    products = jnp.einsum("brnd,bkd->brnk", query, decode(keys), precision=_HIGHEST)
-    return jnp.sum(jax.nn.relu(products), axis=2) / jnp.sqrt(jnp.float32(query.shape[-1]))
-
-
-def attend_rows(
-    query: Float[Array, "B R N width"],
-    keys: Num[Array, "B groups S width"],
-    values: Num[Array, "B groups S width"],
-    tokens: Int[Array, "B R L"],
-    visible: Bool[Array, "B R L"],
-) -> Float[Array, "B R N width"]:
-    """Attention of each row over its own list of cached tokens.
-
-    A slot that is not ``visible`` must still name a token that the row may read: it gets
-    weight 0, and a weight of 0 does not silence a NaN.
-    """
-    batch, rows, heads, width = query.shape
-    groups = keys.shape[1]
-    flat = tokens.reshape(batch, -1)
-
-    def gathered(cache: Array) -> Array:
-        picked = jax.vmap(lambda c, i: c[:, i])(cache, flat)
-        return decode(picked.reshape(batch, groups, rows, -1, width))
-
-    grouped = query.reshape(batch, rows, groups, heads // groups, width)
-    grouped = jnp.moveaxis(grouped, 1, 2) / jnp.sqrt(jnp.float32(width))
-    scores = jnp.einsum("bgrqd,bgrld->bgrql", grouped, gathered(keys), precision=_HIGHEST)
-    weights = jax.nn.softmax(jnp.where(visible[:, None, :, None], scores, -jnp.inf), axis=-1)
-    mixed = jnp.einsum("bgrql,bgrld->bgrqd", weights, gathered(values), precision=_HIGHEST)
-    return jnp.moveaxis(mixed, 1, 2).reshape(query.shape)
 
 
 def ple_gate(

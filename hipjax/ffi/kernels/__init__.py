@@ -1,6 +1,7 @@
 """The operations by native kernels: the functions of ``reference`` with their arguments."""
 
 from hipjax.ffi.kernels.argmax import argmax
+from hipjax.ffi.kernels.attention import attend, attention_inputs, block_keys, select_blocks
 from hipjax.ffi.kernels.experts import expert_rows, route, swiglu
 from hipjax.ffi.kernels.hyper import hyper_combine, hyper_mix
 from hipjax.ffi.kernels.norm import rms_norm, stream_norm
@@ -14,6 +15,9 @@ from hipjax.ffi.kernels.product import (
 
 __all__ = [
     "argmax",
+    "attend",
+    "attention_inputs",
+    "block_keys",
     "expert_rows",
     "hyper_combine",
     "hyper_mix",
@@ -25,6 +29,7 @@ __all__ = [
     "row_product_add",
     "row_product_combine",
     "row_products",
+    "select_blocks",
     "stream_norm",
     "swiglu",
 ]
