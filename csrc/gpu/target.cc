@@ -50,6 +50,7 @@ struct Device {
   std::string architecture;
   std::string trouble;  // why it cannot be used; empty if it can
   int multiprocessors = 1;
+  int shared_bytes = 64 * 1024;  // of one block at most: an RDNA workgroup's, or as CUDA says
   std::vector<void*> functions;
 };
 
@@ -166,11 +167,12 @@ void load_kernels(const Api& api, const char* code, Device& device) {
 
 // CUDA gives a block more than 48 KiB of shared memory only if that was asked for, and no more
 // than the device's limit, of which the function's own static part is a share.
-void allow_shared(const Api& api, int limit, Device& device) {
+void allow_shared(const Api& api, Device& device) {
   for (void* function : device.functions) {
     int fixed = 0;
     api.cuda_function_attribute(&fixed, kCudaStaticShared, function);
-    if (const int status = api.cuda_allow(function, kCudaMaxDynamicShared, limit - fixed)) {
+    if (const int status = api.cuda_allow(function, kCudaMaxDynamicShared,
+                                          device.shared_bytes - fixed)) {
       device.trouble = failed("asking for shared memory", status);
       return;
     }
@@ -196,10 +198,10 @@ void open_cuda(Opened& opened) {
       return;
     }
     Device& device = opened.devices[context];
-    int major = 0, minor = 0, shared = 48 * 1024;
+    int major = 0, minor = 0;
     api.attribute(&major, kCudaMajor, handle);
     api.attribute(&minor, kCudaMinor, handle);
-    api.attribute(&shared, kCudaSharedOptin, handle);
+    api.attribute(&device.shared_bytes, kCudaSharedOptin, handle);
     api.attribute(&device.multiprocessors, kCudaMultiprocessors, handle);
     device.architecture = "sm_" + std::to_string(major) + std::to_string(minor);
     const char* code = code_for("ptx");
@@ -211,7 +213,7 @@ void open_cuda(Opened& opened) {
       device.trouble = failed("cuCtxPushCurrent", status);
     } else {
       load_kernels(api, code, device);
-      if (device.trouble.empty()) allow_shared(api, shared, device);
+      if (device.trouble.empty()) allow_shared(api, device);
       api.cuda_pop(&context);
     }
   }
@@ -323,6 +325,11 @@ ffi::Error launch_on(Runtime runtime, void* stream, const Launch& l) {
 int multiprocessors(Runtime runtime) {
   const Device* device = current_device(runtime);
   return device ? device->multiprocessors : 1;
+}
+
+int shared_bytes(Runtime runtime) {
+  const Device* device = current_device(runtime);
+  return device ? device->shared_bytes : 48 * 1024;
 }
 
 }  // namespace hipjax

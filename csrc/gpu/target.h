@@ -23,16 +23,17 @@ struct Launch {
   const void* arguments;
 };
 ffi::Error launch_on(Runtime runtime, void* stream, const Launch& launch);
-// Multiprocessors of the device in use, as last seen by the probe; at least 1.
+// Of the device in use: its multiprocessors, at least 1, and the shared memory that one block
+// may ask for, between 64 KiB (RDNA) and 227 KiB (sm_90).
 int multiprocessors(Runtime runtime);
+int shared_bytes(Runtime runtime);
 
 template <Runtime kRuntime>
 class Gpu {
  public:
   using Context = void*;
   static constexpr bool kGpu = true;
-  // Of one block: what RDNA has, and what every NVIDIA GPU from sm_80 on gives if asked.
-  static constexpr int kSharedBytes = (kRuntime == Runtime::kHip ? 64 : 96) * 1024;
+  static constexpr bool kAmd = kRuntime == Runtime::kHip;
 
   explicit Gpu(Context stream) : stream_(stream) {}
 
@@ -40,10 +41,11 @@ class Gpu {
   ffi::Error launch(const Arguments& a) {
     if (a.blocks() == 0) return ffi::Error::Success();
     return launch_on(kRuntime, stream_,
-                     {KernelOf<Arguments>::kId, a.variant(), a.blocks(), Arguments::kWaves * kLanes,
+                     {KernelOf<Arguments>::kId, a.variant(), a.blocks(), waves<Arguments>(a.variant()) * kLanes,
                       a.shared_bytes(), &a});
   }
   int parallel() const { return multiprocessors(kRuntime); }
+  int shared_bytes() const { return hipjax::shared_bytes(kRuntime); }
 
  private:
   void* stream_;

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, get_args
 import jax
 
 from hipjax import checks
-from hipjax.ffi import kernels, reference
+from hipjax.ffi import kernels, reference, reference_attention
 from hipjax.ffi.reference import decode, encode, matrix_product
 from hipjax.ffi.registration import verdict, warn_of_fallback
 
@@ -24,8 +24,9 @@ implementation = jax.make_user_context("auto")
 
 __all__ = [
     "argmax",
-    "attend_rows",
-    "block_scores",
+    "attend",
+    "attention_inputs",
+    "block_keys",
     "causal_conv",
     "checked_implementation",
     "decode",
@@ -41,11 +42,14 @@ __all__ = [
     "implementations",
     "matrix_product",
     "ple_gate",
+    "ple_output",
     "rms_norm",
-    "rotate",
     "route",
     "row_product",
+    "row_product_add",
+    "row_product_combine",
     "row_products",
+    "select_blocks",
     "stream_norm",
     "swiglu",
     "unit",
@@ -114,8 +118,9 @@ def implementations() -> dict[str, str]:
 
 
 argmax = _operation(reference.argmax)
-attend_rows = _operation(reference.attend_rows)
-block_scores = _operation(reference.block_scores)
+attend = _operation(reference_attention.attend)
+attention_inputs = _operation(reference_attention.attention_inputs)
+block_keys = _operation(reference_attention.block_keys)
 causal_conv = _operation(reference.causal_conv)
 delta_commit = _operation(reference.delta_commit)
 delta_gates = _operation(reference.delta_gates)
@@ -125,11 +130,14 @@ expert_rows = _operation(reference.expert_rows)
 hyper_combine = _operation(reference.hyper_combine)
 hyper_mix = _operation(reference.hyper_mix)
 ple_gate = _operation(reference.ple_gate)
+ple_output = _operation(reference.ple_output)
 rms_norm = _operation(reference.rms_norm)
-rotate = _operation(reference.rotate)
 route = _operation(reference.route)
 row_product = _operation(reference.row_product)
+row_product_add = _operation(reference.row_product_add)
+row_product_combine = _operation(reference.row_product_combine)
 row_products = _operation(reference.row_products)
+select_blocks = _operation(reference_attention.select_blocks)
 stream_norm = _operation(reference.stream_norm)
 swiglu = _operation(reference.swiglu)
 unit = _operation(reference.unit)
