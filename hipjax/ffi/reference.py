@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from hipjax.typing import Array, Float, Int, Num
+from hipjax.typing import Array, Bool, Float, Int, Num
 
 MAX_ROWS = 8
 _WIDENED_BYTES = 128 * 2**20
