@@ -29,8 +29,9 @@ _EM_AMDGPU = 224
 _REGISTERS, _UNIT, _WAVES = 1536, 24, 16
 _COLUMNS = ("kernel", "threads", "VGPRs", "SGPRs", "spills", "scratch", "LDS", "waves", "b128",
             "narrower")  # fmt: skip
+_LOAD = re.compile(r"^\s+(global|flat)_load_(\w+) ([^/\n]*)", re.MULTILINE)
 # Kernels that stream weights.
-WEIGHT_KERNELS = re.compile(r"(row_product|expert_inner|expert_output)_\d+")
+WEIGHT_KERNELS = re.compile(r"(row_product|hyper_mix_up|expert_inner|expert_output)_\d+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +46,9 @@ class Kernel:
       scratch: bytes of private memory of a lane.
       lds: bytes of static shared memory of a block; launches ask for more.
       waves: that fit on a SIMD by their registers alone.
-      loads: for every kind of load from global memory, such as "b128", how many instructions;
-        "b128 nt" for those that pass by the caches.
+      loads: for every kind of load from memory, such as "b128", how many instructions; "b128 nt"
+        for those that pass by the caches, "flat b128" for those from a pointer of which the
+        compiler does not know that it is not into shared memory.
     """
 
     name: str
@@ -60,18 +62,19 @@ class Kernel:
     loads: dict[str, int]
 
     def faults(self) -> list[str]:
-        """What a kernel must not do: use private memory, or load weights by halves."""
+        """What a kernel must not do: use private memory, or load weights by parts."""
         found = []
         if self.spills:
             found.append(f"{self.name} spills {self.spills} registers")
         if self.scratch:
             found.append(f"{self.name} uses {self.scratch} bytes of scratch a lane")
-        if WEIGHT_KERNELS.fullmatch(self.name) and not any(
-            k.startswith("b128") for k in self.loads
-        ):
-            found.append(f"{self.name} has no 128-bit load")
+        if WEIGHT_KERNELS.fullmatch(self.name):
+            if not any(kind.startswith("b128") for kind in self.loads):
+                found.append(f"{self.name} has no 128-bit load")
+            if any(kind.startswith("flat") for kind in self.loads):
+                found.append(f"{self.name} loads without knowing from which memory")
         # Only weights pass by the caches.
-        narrow = [k for k in self.loads if k.endswith(" nt") and not k.startswith("b128")]
+        narrow = [k for k in self.loads if k.endswith(" nt") and "b128" not in k]
         found += [f"{self.name} loads weights as {kind}" for kind in narrow]
         return found
 
@@ -145,10 +148,10 @@ def _loads(instructions: str) -> Iterator[tuple[str, dict[str, int]]]:
     for block in re.split(r"^[0-9a-f]+ (?=<)", instructions, flags=re.MULTILINE)[1:]:
         name = block[1 : block.index(">")]
         counts: dict[str, int] = {}
-        for kind, rest in re.findall(r"^\s+global_load_(\w+) ([^/\n]*)", block, re.MULTILINE):
+        for space, kind, rest in _LOAD.findall(block):
             # gfx11 writes "slc dlc" for a load that is not to stay in the caches, gfx12 a word.
             passing = "slc" in rest.split() or "th:TH_LOAD_NT" in rest
-            kind += " nt" * passing
+            kind = "flat " * (space == "flat") + kind + " nt" * passing
             counts[kind] = counts.get(kind, 0) + 1
         yield name, counts
 

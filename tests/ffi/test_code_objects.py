@@ -45,6 +45,13 @@ KERNEL void row_product_0(const Four* w, const float* v, float* out) {
 }
 """
 )
+FLAT = """
+struct Matrix { const Four* weight; };
+KERNEL void row_product_0(const Matrix* m, float* out) {
+  const Four all = __builtin_nontemporal_load(m[out[0] > 0].weight + lane());
+  out[lane()] = all[0] + all[1];
+}
+"""
 SPILLING = """
 extern "C" __attribute__((
     global, amdgpu_flat_work_group_size(1024, 1024), amdgpu_waves_per_eu(16, 16)))
@@ -95,6 +102,7 @@ def compiled(tmp_path, source):
         (NARROW, "row_product_0 has no 128-bit load"),
         (NARROW, "row_product_0 loads weights as b32 nt"),
         (NARROWED, "row_product_0 loads weights as b32 nt"),
+        (FLAT, "row_product_0 loads without knowing"),
         (SPILLING, "norm_0 spills"),
         (SPILLING, "norm_0 uses"),
     ],
