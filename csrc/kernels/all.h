@@ -2,19 +2,27 @@
 #pragma once
 
 #include "kernels/argmax.h"
+#include "kernels/experts.h"
 #include "kernels/hyper.h"
+#include "kernels/math_probe.h"
 #include "kernels/norm.h"
 #include "kernels/ple.h"
+#include "kernels/route.h"
 #include "kernels/row_product.h"
 
 #define HIPJAX_KERNELS(KERNEL) \
-  KERNEL(RmsNorm, rms_norm, 1) \
-  KERNEL(RowProduct, row_product, 32) \
-  KERNEL(HyperMixUp, hyper_mix_up, 16) \
+  KERNEL(Argmax, argmax, 1) \
+  KERNEL(ExpertInner, expert_inner, 4) \
+  KERNEL(ExpertOutput, expert_output, 4) \
   KERNEL(HyperCombine, hyper_combine, 1) \
+  KERNEL(HyperMixUp, hyper_mix_up, 16) \
+  KERNEL(MathProbe, math_probe, 2) \
   KERNEL(PleGate, ple_gate, 1) \
   KERNEL(PleOutput, ple_output, 8) \
-  KERNEL(Argmax, argmax, 1)
+  KERNEL(RmsNorm, rms_norm, 1) \
+  KERNEL(Route, route, 1) \
+  KERNEL(RowProduct, row_product, 40) \
+  KERNEL(Swiglu, swiglu, 1)
 
 namespace hipjax {
 
@@ -35,5 +43,24 @@ struct KernelOf;
   };
 HIPJAX_KERNELS(HIPJAX_OF)
 #undef HIPJAX_OF
+
+// A kernel has kWaves waves to a block, or waves(variant) of them; and min_blocks(variant)
+// blocks to a multiprocessor if it says so.
+template <class T>
+constexpr auto waves(int variant) -> decltype(T::waves(variant)) {
+  return T::waves(variant);
+}
+template <class T>
+constexpr auto waves(int) -> decltype(T::kWaves) {
+  return T::kWaves;
+}
+template <class T>
+constexpr auto min_blocks(int variant) -> decltype(T::min_blocks(variant)) {
+  return T::min_blocks(variant);
+}
+template <class T, class... Other>
+constexpr int min_blocks(Other...) {
+  return 1;
+}
 
 }  // namespace hipjax

@@ -7,18 +7,33 @@
 namespace hipjax {
 namespace {
 
+// How a target's threads share the work; none of it changes any value.
 template <class Target>
 void share_out(const Target& target, RowProduct& a) {
+  a.chunk = a.groups();
+  a.per_block = 32;
   if constexpr (Target::kGpu) {
-    // 96 KiB of shared memory hold the staged rows, and leave room for a second block.
-    const int room = 96 * 1024 / 4 / RowProduct::kGroup / (a.quarters ? 4 : 1) / a.rows;
-    a.chunk = std::max(1, std::min(a.groups(), room));
-    a.per_block = RowProduct::kWaves / (a.quarters ? 4 : 1) * RowProduct::kOuts;
-    a.stride = std::min(a.turns(), 2 * target.parallel());
-  } else {
-    a.chunk = a.groups();
-    a.per_block = 32;
-    a.stride = a.turns();
+    // All staged rows at once if they fit, else as many groups as fit.
+    const int slices = a.quarters ? 4 : 1;
+    int64_t outputs = 0;
+    for (int i = 0; i < a.count; ++i) outputs += a.matrices[i].outputs;
+    a.many = 1;
+    const int outs = RowProduct::outs(true, a.rows, Target::kAmd);
+    a.many = a.bf16 && !a.quarters &&
+             outputs >= outs * RowProduct::waves(a.variant()) * target.parallel();
+    const int ahead = RowProduct::ahead(a.many, a.rows);
+    const int room = Target::kSharedBytes / 4 / RowProduct::kGroup / slices / a.rows;
+    if (room < a.chunk) a.chunk = std::max(1, room / ahead) * ahead;
+    a.per_block = RowProduct::waves(a.variant()) / slices * (a.many ? outs : 1);
+  }
+  a.turns = 0;
+  for (int i = 0; i < a.count; ++i) {
+    a.matrices[i].first_turn = a.turns;
+    a.turns += (a.matrices[i].outputs + a.per_block - 1) / a.per_block;
+  }
+  a.stride = a.turns;
+  if constexpr (Target::kGpu) {
+    a.stride = std::min(a.turns, target.parallel() * std::max(1, RowProduct::min_blocks(a.variant())));
   }
 }
 

@@ -259,9 +259,8 @@ def route(
     return experts, weights
 
 
-def swiglu(gate_up: Float[Array, "*rows two_I"]) -> Array:
-    """``silu(gate) * up`` for a product that holds gate and up side by side."""
-    gate, up = jnp.split(gate_up, 2, axis=-1)
+def swiglu(gate: Float[Array, "*rows I"], up: Float[Array, "*rows I"]) -> Array:
+    """``silu(gate) * up``: what lies between an expert's two products."""
     return jax.nn.silu(gate) * up
 
 
@@ -271,12 +270,20 @@ def expert_rows(
     down: Float[Array, "E H I"],
     experts: Int[Array, "B R K"],
     weights: Float[Array, "B R K"],
+    shared: Float[Array, "B R H"],
+    share: Float[Array, "B R 1"],
 ) -> Float[Array, "B R H"]:
-    """Weighted sum of each row's experts; reads only the experts that were chosen."""
+    """Weighted sum of each row's experts, plus ``sigmoid(share) * shared``.
+
+    Reads only the experts that were chosen. ``shared`` is the output of the expert that
+    every row passes through.
+    """
     chosen_in, chosen_out = decode(gate_up[experts]), decode(down[experts])
-    inner = swiglu(jnp.einsum("brkih,brh->brki", chosen_in, x, precision=_HIGHEST))
+    products = jnp.einsum("brkih,brh->brki", chosen_in, x, precision=_HIGHEST)
+    inner = swiglu(*jnp.split(products, 2, axis=-1))
     outer = jnp.einsum("brkhi,brki->brkh", chosen_out, inner, precision=_HIGHEST)
-    return jnp.einsum("brkh,brk->brh", outer, weights, precision=_HIGHEST)
+    mixed = jnp.einsum("brkh,brk->brh", outer, weights, precision=_HIGHEST)
+    return mixed + jax.nn.sigmoid(share) * shared
 
 
 def block_scores(
