@@ -1,6 +1,7 @@
 """Row products: values, a row's independence, tiles, storages, finishes, transformations."""
 
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -62,7 +63,7 @@ def test_row_dependence_is_caught() -> None:
 
     def pieces(x: jax.Array) -> jax.Array:
         edges = np.linspace(0, 512, x.shape[0] + 1).astype(int) // 8 * 8
-        cuts = [(a, b) for a, b in zip(edges, edges[1:], strict=False) if a < b]
+        cuts = [(a, b) for a, b in itertools.pairwise(edges) if a < b]
         return functools.reduce(jnp.add, [ops.row_product(x[:, a:b], w[:, a:b]) for a, b in cuts])
 
     with pytest.raises(AssertionError):
@@ -193,7 +194,9 @@ def differing(runs: list[dict[str, np.ndarray]]) -> None:
 def test_instruction_sets_agree() -> None:
     runs = [bits_under(name, SNIPPET, None, **operands()) for name in instruction_sets()]
     assert len(runs) > 1 or instruction_sets() == ("portable",)
-    here = ops.row_product(jnp.asarray(operands()["small"]), jnp.asarray(operands()["small_weight"]))
+    here = ops.row_product(
+        jnp.asarray(operands()["small"]), jnp.asarray(operands()["small_weight"])
+    )
     assert_same_bits(np.asarray(here), runs[0]["small-9"])
     differing(runs)
 
@@ -212,7 +215,8 @@ from jax.sharding import PartitionSpec as P
 from hipjax.ffi import ops
 mesh = jax.make_mesh((4,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
 x, w = jnp.asarray(given["x"]), jnp.asarray(given["w"])
-run = jax.jit(jax.shard_map(ops.row_product, mesh=mesh, in_specs=(P("rows"), P()), out_specs=P("rows")))
+specs = {"in_specs": (P("rows"), P()), "out_specs": P("rows")}
+run = jax.jit(jax.shard_map(ops.row_product, mesh=mesh, **specs))
 results["devices"] = len(jax.devices())
 results["sharded"] = run(x, w)
 """
