@@ -46,7 +46,7 @@ def exact(normed: np.ndarray, given: list[jax.Array]) -> tuple[np.ndarray, np.nd
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("size", SIZES)
 def test_mix_against_float64(size: tuple[int, int, int], dtype: Any) -> None:
-    count, hidden, low = size
+    count, hidden, _ = size
     normed, given = drawn(5, 11, count, hidden), weights(*size, dtype)
     mixed, strength = ops.hyper_mix(jnp.asarray(normed), *given)
     wanted, taken = exact(normed, given)
