@@ -21,9 +21,7 @@ def route(
     _check_dtype("logits", logits, "float32")
     types = [((chosen,), jnp.int32), ((chosen,), jnp.float32)]
     flat = logits.reshape(-1, count)
-    experts, weights = call(
-        "route", [flat], [], types, chosen=chosen, renormalise=int(renormalise)
-    )
+    experts, weights = call("route", [flat], [], types, chosen=chosen, renormalise=int(renormalise))
     shape = (*logits.shape[:-1], chosen)
     return experts.reshape(shape), weights.reshape(shape)
 
