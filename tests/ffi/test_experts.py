@@ -1,12 +1,12 @@
 """The expert kernels: rows that share an expert share its weights and nothing else."""
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
 
 from hipjax.ffi import ops
 from tests.ffi.support import assert_same_bits, bits_under, instruction_sets
@@ -45,6 +45,7 @@ def run(rows: Rows, weights: Weights) -> jax.Array:
     return ops.expert_rows(rows.x, *weights, *rows[1:])
 
 
+@functools.lru_cache(maxsize=2)
 def weights_of(size: tuple[int, ...], dtype: object, seed: int = 0) -> Weights:
     experts, width, hidden, _ = size
     first, second = jax.random.split(jax.random.key(seed))
@@ -70,13 +71,18 @@ def rows_of(count: int, size: tuple[int, ...], choices: str = "random", seed: in
 
 def expected(rows: Rows, weights: Weights) -> np.ndarray:
     """In float64."""
-    gate_up, down = (np.asarray(w.astype(jnp.float32), np.float64) for w in weights)
+
+    def wide(weight: jax.Array, expert: int) -> np.ndarray:
+        return np.asarray(weight[expert].astype(jnp.float32), np.float64)
+
     x, experts, scale, shared, share = (np.asarray(part[0], np.float64) for part in rows)
     out = shared / (1 + np.exp(-share))
     for row, slot in np.ndindex(experts.shape):
         expert = int(experts[row, slot])
-        gate, up = np.split(gate_up[expert] @ x[row], 2)
-        out[row] += scale[row, slot] * (down[expert] @ (gate / (1 + np.exp(-gate)) * up))
+        gate, up = np.split(wide(weights.gate_up, expert) @ x[row], 2)
+        out[row] += scale[row, slot] * (
+            wide(weights.down, expert) @ (gate / (1 + np.exp(-gate)) * up)
+        )
     return out[None]
 
 
@@ -188,21 +194,6 @@ def test_transformations():
     assert_same_bits(twice[1], run(rows, other))
 
 
-def test_shard_map():
-    size = SIZES[1]
-    weights, rows = weights_of(size, jnp.bfloat16), rows_of(8, size)
-    devices = len(jax.devices())
-    mesh = jax.make_mesh((devices,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
-    batch = Rows(*(part.reshape(8, 1, -1) for part in rows))
-    if 8 % devices:
-        pytest.skip(f"8 sequences do not divide among {devices} devices")
-    split = PartitionSpec("d")
-    with jax.set_mesh(mesh):
-        sharded = jax.shard_map(run, in_specs=(split, PartitionSpec()), out_specs=split)
-        got = np.asarray(jax.jit(sharded)(batch, weights))
-    assert_same_bits(got.reshape(1, 8, -1), run(rows, weights))
-
-
 SNIPPET = """
 import jax.numpy as jnp
 from hipjax.ffi import ops
@@ -210,6 +201,33 @@ names = ("x", "gate_up", "down", "experts", "weights", "shared", "share")
 with ops.implementation("kernel"):
     results["out"] = ops.expert_rows(*(jnp.asarray(given[name]) for name in names))
 """
+
+
+SHARDED = """
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from hipjax.ffi import ops
+names = ("x", "experts", "weights", "shared", "share", "gate_up", "down")
+split, whole = PartitionSpec("d"), PartitionSpec()
+def one(x, experts, weights, shared, share, gate_up, down):
+    with ops.implementation("kernel"):
+        return ops.expert_rows(x, gate_up, down, experts, weights, shared, share)
+assert len(jax.devices()) == 4
+mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+spread = jax.shard_map(one, mesh=mesh, in_specs=(split,) * 5 + (whole,) * 2, out_specs=split)
+results["out"] = jax.jit(spread)(*(jnp.asarray(given[name]) for name in names))
+"""
+
+
+def test_shard_map():
+    size = SIZES[1]
+    weights, rows = weights_of(size, jnp.float32), rows_of(8, size)
+    batch = Rows(*(part.reshape(4, 2, -1) for part in rows))
+    given = {**batch._asdict(), **{name: np.asarray(w) for name, w in weights._asdict().items()}}
+    four = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    got = bits_under(instruction_sets()[-1], SHARDED, four, **given)["out"]
+    assert_same_bits(got.reshape(1, 8, -1), run(rows, weights))
 
 
 @pytest.mark.parametrize("size", [SIZES[2], SIZES[3]])
