@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from hipjax.ffi.registration import target
+from hipjax.ffi.registration import operations, report, target
 from hipjax.typing import Array
 
 
@@ -37,7 +37,12 @@ def call(
 
     Returns:
       The results, each with the leading axis.
+
+    Raises:
+      RuntimeError: the library is of another version and does not know the operation.
     """
+    if operation not in operations():
+        raise RuntimeError(f"{report().library} has no kernel for {operation}: build it again")
     split = len(items)
 
     @custom_vmap
@@ -60,7 +65,9 @@ def call(
 
             def one(picked: list[Array]) -> tuple[Array, ...]:
                 rest = iter(picked)
-                return run(*(next(rest) if b else x for x, b in zip(operands, batched, strict=True)))
+                return run(
+                    *(next(rest) if b else x for x, b in zip(operands, batched, strict=True))
+                )
 
             return lax.map(one, chosen), done
         merged = []

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from hipjax.typing import Array, Bool, Float, Int, Num
+from hipjax.typing import Array, Float, Int, Num
 
 MAX_ROWS = 8
 _WIDENED_BYTES = 128 * 2**20
@@ -27,8 +27,16 @@ def encode(x: Float[Array, "..."], dtype: jnp.dtype) -> Num[Array, "..."]:
     of its rows; an integer array is updated in place.
     """
     if dtype == jnp.uint16:
-        return lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16)
+        return _bfloat16_bits(x)
     return x.astype(dtype)
+
+
+def _bfloat16_bits(x: Array) -> Array:
+    """Rounds to the nearest, ties to even, on integers: XLA may flush what is denormal."""
+    bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    return jnp.where(is_nan, (bits >> 16) | 0x40, rounded).astype(jnp.uint16)
 
 
 def decode(stored: Num[Array, "..."]) -> Float[Array, "..."]:
@@ -68,6 +76,23 @@ def row_products(
 def row_product(x: Float[Array, "*rows K"], weight: Float[Array, "M K"]) -> Array:
     """The product of rows with one weight, see :func:`row_products`."""
     return row_products(x, (weight,))[0]
+
+
+def row_product_add(
+    x: Float[Array, "*rows C K"], weight: Float[Array, "M K"], other: Float[Array, "*rows M"]
+) -> Float[Array, "*rows C M"]:
+    """The product of every stream with one weight, and one row added to all of its streams."""
+    return row_product(x, weight) + other[..., None, :]
+
+
+def row_product_combine(
+    x: Float[Array, "*rows K"],
+    weight: Float[Array, "M K"],
+    streams: Float[Array, "*rows C M"],
+    strength: Float[Array, "*rows C"],
+) -> Float[Array, "*rows C M"]:
+    """A branch's last product, added to every stream by its strength."""
+    return hyper_combine(streams, row_product(x, weight), strength)
 
 
 def _by_pieces(weight: Array, product: Callable[[Array], Array]) -> Array:
@@ -127,19 +152,6 @@ def hyper_combine(
 ) -> Float[Array, "*rows C H"]:
     """Adds a branch's output to every stream."""
     return streams + strength[..., None] * branch[..., None, :]
-
-
-def rotate(
-    x: Float[Array, "*rows N width"], positions: Int[Array, "*rows"], theta: float, dims: int
-) -> Array:
-    """Rotary embedding of the first ``dims`` of the last axis, half-split pairing."""
-    half = dims // 2
-    frequency = 1.0 / (theta ** (jnp.arange(0, dims, 2, dtype=jnp.float32) / dims))
-    angle = positions.astype(jnp.float32)[..., None, None] * frequency
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
-    first, second, rest = x[..., :half], x[..., half:dims], x[..., dims:]
-    turned = (first * cos - second * sin, second * cos + first * sin, rest)
-    return jnp.concatenate(turned, axis=-1)
 
 
 def causal_conv(
@@ -269,56 +281,52 @@ def expert_rows(
     return mixed + jax.nn.sigmoid(share) * shared
 
 
-def block_scores(
-    query: Float[Array, "B R N width"], keys: Num[Array, "B blocks width"]
-) -> Float[Array, "B R blocks"]:
-    """Relevance of every cached block to every row: summed positive parts over heads."""
-    products = jnp.einsum("brnd,bkd->brnk", query, decode(keys), precision=_HIGHEST)
-    return jnp.sum(jax.nn.relu(products), axis=2) / jnp.sqrt(jnp.float32(query.shape[-1]))
-
-
-def attend_rows(
-    query: Float[Array, "B R N width"],
-    keys: Num[Array, "B groups S width"],
-    values: Num[Array, "B groups S width"],
-    tokens: Int[Array, "B R L"],
-    visible: Bool[Array, "B R L"],
-) -> Float[Array, "B R N width"]:
-    """Attention of each row over its own list of cached tokens.
-
-    A slot that is not ``visible`` must still name a token that the row may read: it gets
-    weight 0, and a weight of 0 does not silence a NaN.
-    """
-    batch, rows, heads, width = query.shape
-    groups = keys.shape[1]
-    flat = tokens.reshape(batch, -1)
-
-    def gathered(cache: Array) -> Array:
-        picked = jax.vmap(lambda c, i: c[:, i])(cache, flat)
-        return decode(picked.reshape(batch, groups, rows, -1, width))
-
-    grouped = query.reshape(batch, rows, groups, heads // groups, width)
-    grouped = jnp.moveaxis(grouped, 1, 2) / jnp.sqrt(jnp.float32(width))
-    scores = jnp.einsum("bgrqd,bgrld->bgrql", grouped, gathered(keys), precision=_HIGHEST)
-    weights = jax.nn.softmax(jnp.where(visible[:, None, :, None], scores, -jnp.inf), axis=-1)
-    mixed = jnp.einsum("bgrql,bgrld->bgrqd", weights, gathered(values), precision=_HIGHEST)
-    return jnp.moveaxis(mixed, 1, 2).reshape(query.shape)
-
-
 def ple_gate(
     key: Float[Array, "*rows C H"],
-    query: Float[Array, "*rows C H"],
+    streams: Float[Array, "*rows C H"],
     value: Float[Array, "*rows H"],
-) -> Float[Array, "*rows C H"]:
-    """The n-gram value, let through per stream by how well its key meets the stream."""
-    score = jnp.sum(key * query, axis=-1) / jnp.sqrt(jnp.float32(key.shape[-1]))
+    norms: tuple[Float[Array, " D"], Float[Array, " D"], Float[Array, " D"]],
+    eps: float,
+    scale: Float[Array, "*one"] | None = None,
+) -> tuple[Float[Array, "*rows C H"], Float[Array, "*rows C H"]]:
+    """The n-gram value, let through per stream, and that normalised for the convolution.
+
+    A stream lets it through by how well the normalised key meets the normalised stream.
+    ``norms`` are the weights for key, stream and convolution. ``scale`` is that of a float8
+    table: it multiplies key and value, which is where a factor of their input comes out.
+    """
+    norm_key, norm_query, norm_conv = norms
+    if scale is not None:
+        factor = scale.astype(jnp.float32).reshape(())
+        key, value = key * factor, value * factor
+    met = stream_norm(key, norm_key, eps) * stream_norm(streams, norm_query, eps)
+    score = jnp.sum(met, axis=-1) / jnp.sqrt(jnp.float32(key.shape[-1]))
     score = jnp.sign(score) * jnp.sqrt(jnp.maximum(jnp.abs(score), 1e-6))
-    return jax.nn.sigmoid(score)[..., None] * value[..., None, :]
+    gated = jax.nn.sigmoid(score)[..., None] * value[..., None, :]
+    return gated, stream_norm(gated, norm_conv, eps)
 
 
-def argmax(logits: Float[Array, "*rows V"]) -> Int[Array, "*rows"]:
-    """Greedy choice: non-finite logits never win, the lowest id wins a tie, else id 0."""
-    finite = jnp.where(jnp.isfinite(logits), logits, -jnp.inf)
-    best = jnp.max(finite, axis=-1, keepdims=True)
+def ple_output(
+    streams: Float[Array, "B T C H"],
+    gated: Float[Array, "B T C H"],
+    columns: Float[Array, "B past_and_T C H"],
+    weight: Float[Array, "D 1 taps"],
+    dilation: int,
+) -> Float[Array, "B T C H"]:
+    """The streams with the gated value and its convolution over time added."""
+    mixed = causal_conv(columns.reshape(*columns.shape[:2], -1), weight, dilation)
+    return streams + gated + jax.nn.silu(mixed).reshape(streams.shape)
+
+
+def argmax(logits: Float[Array, "*rows V"]) -> tuple[Int[Array, "*rows"], Bool[Array, "*rows"]]:
+    """Greedy choice: non-finite logits never win, the lowest id wins a tie, else id 0.
+
+    Also whether the row had not a single finite logit.
+    """
+    finite = jnp.isfinite(logits)
+    shown = jnp.where(finite, logits, -jnp.inf)
+    best = jnp.max(shown, axis=-1, keepdims=True)
     index = jnp.arange(logits.shape[-1], dtype=jnp.int32)
-    return jnp.min(jnp.where(finite == best, index, logits.shape[-1] - 1), axis=-1)
+    first = jnp.min(jnp.where(finite & (shown == best), index, logits.shape[-1]), axis=-1)
+    lost = ~jnp.any(finite, axis=-1)
+    return jnp.where(lost, 0, first), lost
