@@ -118,7 +118,7 @@ template <int kVariant>
 FN void run(const ExpertOutput& a, int block, Block<ExpertOutput::kWaves> group) {
   constexpr bool kSearch = kVariant / 2;
   using Bits = std::conditional_t<kVariant % 2 != 0, uint16_t, float>;
-  constexpr int kOuts = RowProduct::kOuts;
+  constexpr int kOuts = 4;
   const int fours = a.per_block / kOuts, turns = ExpertOutput::kWaves / fours;
   const long width = a.width;
   const int first = block * a.per_block;
