@@ -36,6 +36,20 @@ def boolean(name: str, value: Any) -> bool:
     return value
 
 
+def one_of(name: str, value: Any, allowed: Sequence[str]) -> Any:
+    """``value`` if it is one of the ``allowed`` strings.
+
+    Raises:
+      TypeError: it is no string.
+      ValueError: it is another string.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {value!r}; allowed: {', '.join(allowed)}")
+    if value not in allowed:
+        raise ValueError(f"{name} is {value!r}; allowed: {', '.join(allowed)}")
+    return value
+
+
 def instance(name: str, value: Any, kind: type[T]) -> T:
     """``value`` if it is of ``kind``; a fresh ``kind()`` for None.
 

@@ -503,11 +503,12 @@ FN void stage_group(float* to, const float* x, int left) {
   }
 }
 template <int kPart>
-FN void staged_quads(const float* staged, int part, Quads<kPart>& low, Quads<kPart>& high) {
+FN Quads<kPart> staged_half(const float* staged, int part, int half) {
+  Quads<kPart> out;
   for (int i = 0; i < kPart * 4 / kWidth; ++i) {
-    memcpy(&low.v[i], staged + part * kPart * 8 + 2 * i * kWidth, sizeof(V));
-    memcpy(&high.v[i], staged + part * kPart * 8 + (2 * i + 1) * kWidth, sizeof(V));
+    memcpy(&out.v[i], staged + part * kPart * 8 + (2 * i + half) * kWidth, sizeof(V));
   }
+  return out;
 }
 FN void prefetch(const void* p) { __builtin_prefetch(p); }
 

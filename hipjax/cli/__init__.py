@@ -84,6 +84,13 @@ def _parser() -> argparse.ArgumentParser:
         help="keep weights as stored or widen them, which is exact; default: auto, which is "
         "float32 on a CPU and stored elsewhere",
     )
+    add(
+        "--implementation",
+        choices=("auto", "kernel", "reference"),
+        default="auto",
+        help="what decodes: native kernels, or plain JAX; default: auto, which is kernels where "
+        "they run and else plain JAX with a warning",
+    )
     add("--json", action="store_true", help="one JSON object per line and nothing else")
     add("--compare", action="store_true", help="measure plain decoding of the same prompt too")
 

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
+from jax.sharding import NamedSharding, PartitionSpec
 
-from hipjax.ffi.registration import target
+from hipjax.ffi.registration import operations, report, target
 from hipjax.typing import Array
 
 
@@ -37,7 +38,12 @@ def call(
 
     Returns:
       The results, each with the leading axis.
+
+    Raises:
+      RuntimeError: the library is of another version and does not know the operation.
     """
+    if operation not in operations():
+        raise RuntimeError(f"{report().library} has no kernel for {operation}: build it again")
     split = len(items)
 
     @custom_vmap
@@ -45,9 +51,13 @@ def call(
         count = operands[0].shape[0]
         varying = frozenset[str]().union(*map(_varying_axes, operands))
         operands = tuple(_made_varying(x, varying) for x in operands)
-        kind = jax.typeof(max(operands, key=lambda x: len(_varying_axes(x)))).manual_axis_type
+        most = jax.typeof(max(operands, key=lambda x: len(_varying_axes(x))))
+        # Only a type with a mesh can say that it varies over some of its axes.
+        mesh = NamedSharding(most.sharding.mesh, PartitionSpec()) if varying else None
         types = [
-            jax.ShapeDtypeStruct((count, *shape), dtype, manual_axis_type=kind)
+            jax.ShapeDtypeStruct(
+                (count, *shape), dtype, sharding=mesh, manual_axis_type=most.manual_axis_type
+            )
             for shape, dtype in results
         ]
         return tuple(jax.ffi.ffi_call(target(operation), types)(*operands, **attributes))
@@ -60,7 +70,9 @@ def call(
 
             def one(picked: list[Array]) -> tuple[Array, ...]:
                 rest = iter(picked)
-                return run(*(next(rest) if b else x for x, b in zip(operands, batched, strict=True)))
+                return run(
+                    *(next(rest) if b else x for x, b in zip(operands, batched, strict=True))
+                )
 
             return lax.map(one, chosen), done
         merged = []

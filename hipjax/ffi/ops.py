@@ -6,10 +6,11 @@ Which one a traced function uses is fixed when it is traced.
 
 import functools
 from collections.abc import Callable
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import jax
 
+from hipjax import checks
 from hipjax.ffi import kernels, reference, reference_attention
 from hipjax.ffi.reference import decode, encode, matrix_product
 from hipjax.ffi.registration import verdict, warn_of_fallback
@@ -27,6 +28,7 @@ __all__ = [
     "attention_inputs",
     "block_keys",
     "causal_conv",
+    "checked_implementation",
     "decode",
     "delta_commit",
     "delta_gates",
@@ -40,9 +42,12 @@ __all__ = [
     "implementations",
     "matrix_product",
     "ple_gate",
+    "ple_output",
     "rms_norm",
     "route",
     "row_product",
+    "row_product_add",
+    "row_product_combine",
     "row_products",
     "select_blocks",
     "stream_norm",
@@ -73,23 +78,43 @@ def _by_kernel(name: str) -> bool:
     if found.kernels and hasattr(kernels, name):
         return True
     if wish == "kernel":
-        reason = found.reason if not found.kernels else f"there is none for {name}"
-        raise RuntimeError(
-            f'implementation is "kernel", but no kernel can run on this {backend}: {reason}'
-        )
+        raise _refusal(backend, f"there is none for {name}" if found.kernels else found.reason)
     warn_of_fallback(backend)
     return False
+
+
+def checked_implementation(value: Any) -> Implementation:
+    """The argument ``implementation`` of the public doors.
+
+    Raises:
+      TypeError, ValueError: it is not one of the three, or it is "kernel" and no kernel can
+        run on this machine's default backend.
+    """
+    wish: Implementation = checks.one_of("implementation", value, get_args(Implementation))
+    if wish == "kernel":
+        backend = jax.default_backend()
+        found = verdict(backend)
+        if not found.kernels:
+            raise _refusal(backend, found.reason)
+    return wish
+
+
+def _refusal(backend: str, reason: str) -> ValueError:
+    return ValueError(
+        f"implementation is 'kernel', but a kernel cannot run on this machine's {backend}: {reason}"
+    )
 
 
 def implementations() -> dict[str, str]:
     """For every operation, the implementation in use on this machine's default backend."""
     found = verdict(jax.default_backend())
-    return {
-        name: f"kernel ({found.reason})"
-        if found.kernels and hasattr(kernels, name)
-        else f"reference (plain JAX): {found.reason}"
-        for name in _OPERATIONS
-    }
+
+    def said(name: str) -> str:
+        if found.kernels and hasattr(kernels, name):
+            return f"kernel ({found.reason})"
+        return f"reference: {'there is no kernel for it' if found.kernels else found.reason}"
+
+    return {name: said(name) for name in _OPERATIONS}
 
 
 argmax = _operation(reference.argmax)
@@ -105,9 +130,12 @@ expert_rows = _operation(reference.expert_rows)
 hyper_combine = _operation(reference.hyper_combine)
 hyper_mix = _operation(reference.hyper_mix)
 ple_gate = _operation(reference.ple_gate)
+ple_output = _operation(reference.ple_output)
 rms_norm = _operation(reference.rms_norm)
 route = _operation(reference.route)
 row_product = _operation(reference.row_product)
+row_product_add = _operation(reference.row_product_add)
+row_product_combine = _operation(reference.row_product_combine)
 row_products = _operation(reference.row_products)
 select_blocks = _operation(reference_attention.select_blocks)
 stream_norm = _operation(reference.stream_norm)

@@ -78,6 +78,23 @@ def row_product(x: Float[Array, "*rows K"], weight: Float[Array, "M K"]) -> Arra
     return row_products(x, (weight,))[0]
 
 
+def row_product_add(
+    x: Float[Array, "*rows C K"], weight: Float[Array, "M K"], other: Float[Array, "*rows M"]
+) -> Float[Array, "*rows C M"]:
+    """The product of every stream with one weight, and one row added to all of its streams."""
+    return row_product(x, weight) + other[..., None, :]
+
+
+def row_product_combine(
+    x: Float[Array, "*rows K"],
+    weight: Float[Array, "M K"],
+    streams: Float[Array, "*rows C M"],
+    strength: Float[Array, "*rows C"],
+) -> Float[Array, "*rows C M"]:
+    """A branch's last product, added to every stream by its strength."""
+    return hyper_combine(streams, row_product(x, weight), strength)
+
+
 def _by_pieces(weight: Array, product: Callable[[Array], Array]) -> Array:
     """``product`` of the weight widened to float32, a large one some rows at a time.
 
@@ -237,9 +254,8 @@ def route(
     return experts, weights
 
 
-def swiglu(gate_up: Float[Array, "*rows two_I"]) -> Array:
-    """``silu(gate) * up`` for a product that holds gate and up side by side."""
-    gate, up = jnp.split(gate_up, 2, axis=-1)
+def swiglu(gate: Float[Array, "*rows I"], up: Float[Array, "*rows I"]) -> Array:
+    """``silu(gate) * up``: what lies between an expert's two products."""
     return jax.nn.silu(gate) * up
 
 
@@ -249,28 +265,68 @@ def expert_rows(
     down: Float[Array, "E H I"],
     experts: Int[Array, "B R K"],
     weights: Float[Array, "B R K"],
+    shared: Float[Array, "B R H"],
+    share: Float[Array, "B R 1"],
 ) -> Float[Array, "B R H"]:
-    """Weighted sum of each row's experts; reads only the experts that were chosen."""
+    """Weighted sum of each row's experts, plus ``sigmoid(share) * shared``.
+
+    Reads only the experts that were chosen. ``shared`` is the output of the expert that
+    every row passes through.
+    """
     chosen_in, chosen_out = decode(gate_up[experts]), decode(down[experts])
-    inner = swiglu(jnp.einsum("brkih,brh->brki", chosen_in, x, precision=_HIGHEST))
+    products = jnp.einsum("brkih,brh->brki", chosen_in, x, precision=_HIGHEST)
+    inner = swiglu(*jnp.split(products, 2, axis=-1))
     outer = jnp.einsum("brkhi,brki->brkh", chosen_out, inner, precision=_HIGHEST)
-    return jnp.einsum("brkh,brk->brh", outer, weights, precision=_HIGHEST)
+    mixed = jnp.einsum("brkh,brk->brh", outer, weights, precision=_HIGHEST)
+    return mixed + jax.nn.sigmoid(share) * shared
 
 
 def ple_gate(
     key: Float[Array, "*rows C H"],
-    query: Float[Array, "*rows C H"],
+    streams: Float[Array, "*rows C H"],
     value: Float[Array, "*rows H"],
-) -> Float[Array, "*rows C H"]:
-    """The n-gram value, let through per stream by how well its key meets the stream."""
-    score = jnp.sum(key * query, axis=-1) / jnp.sqrt(jnp.float32(key.shape[-1]))
+    norms: tuple[Float[Array, " D"], Float[Array, " D"], Float[Array, " D"]],
+    eps: float,
+    scale: Float[Array, "*one"] | None = None,
+) -> tuple[Float[Array, "*rows C H"], Float[Array, "*rows C H"]]:
+    """The n-gram value, let through per stream, and that normalised for the convolution.
+
+    A stream lets it through by how well the normalised key meets the normalised stream.
+    ``norms`` are the weights for key, stream and convolution. ``scale`` is that of a float8
+    table: it multiplies key and value, which is where a factor of their input comes out.
+    """
+    norm_key, norm_query, norm_conv = norms
+    if scale is not None:
+        factor = scale.astype(jnp.float32).reshape(())
+        key, value = key * factor, value * factor
+    met = stream_norm(key, norm_key, eps) * stream_norm(streams, norm_query, eps)
+    score = jnp.sum(met, axis=-1) / jnp.sqrt(jnp.float32(key.shape[-1]))
     score = jnp.sign(score) * jnp.sqrt(jnp.maximum(jnp.abs(score), 1e-6))
-    return jax.nn.sigmoid(score)[..., None] * value[..., None, :]
+    gated = jax.nn.sigmoid(score)[..., None] * value[..., None, :]
+    return gated, stream_norm(gated, norm_conv, eps)
 
 
-def argmax(logits: Float[Array, "*rows V"]) -> Int[Array, "*rows"]:
-    """Greedy choice: non-finite logits never win, the lowest id wins a tie, else id 0."""
-    finite = jnp.where(jnp.isfinite(logits), logits, -jnp.inf)
-    best = jnp.max(finite, axis=-1, keepdims=True)
+def ple_output(
+    streams: Float[Array, "B T C H"],
+    gated: Float[Array, "B T C H"],
+    columns: Float[Array, "B past_and_T C H"],
+    weight: Float[Array, "D 1 taps"],
+    dilation: int,
+) -> Float[Array, "B T C H"]:
+    """The streams with the gated value and its convolution over time added."""
+    mixed = causal_conv(columns.reshape(*columns.shape[:2], -1), weight, dilation)
+    return streams + gated + jax.nn.silu(mixed).reshape(streams.shape)
+
+
+def argmax(logits: Float[Array, "*rows V"]) -> tuple[Int[Array, "*rows"], Bool[Array, "*rows"]]:
+    """Greedy choice: non-finite logits never win, the lowest id wins a tie, else id 0.
+
+    Also whether the row had not a single finite logit.
+    """
+    finite = jnp.isfinite(logits)
+    shown = jnp.where(finite, logits, -jnp.inf)
+    best = jnp.max(shown, axis=-1, keepdims=True)
     index = jnp.arange(logits.shape[-1], dtype=jnp.int32)
-    return jnp.min(jnp.where(finite == best, index, logits.shape[-1] - 1), axis=-1)
+    first = jnp.min(jnp.where(finite & (shown == best), index, logits.shape[-1]), axis=-1)
+    lost = ~jnp.any(finite, axis=-1)
+    return jnp.where(lost, 0, first), lost

@@ -16,6 +16,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from hipjax import checks
+from hipjax.ffi import ops
 from hipjax.model.config import ModelConfig
 from hipjax.model.state import DecodeState
 from hipjax.spec.config import SamplingConfig, SpeculationConfig
@@ -90,6 +91,7 @@ def generate(
     sampling: SamplingConfig | None = None,
     max_new_tokens: int = 128,
     cache_dtype: DTypeLike = jnp.bfloat16,
+    implementation: ops.Implementation = "auto",
 ) -> Result:
     """Plain decoding of one request: one token per step.
 
@@ -105,7 +107,7 @@ def generate(
       (4, 'length')
     """
     request = _Request.checked(
-        params, key, prompt, config, sampling, 0, max_new_tokens, cache_dtype
+        params, key, prompt, config, sampling, 0, max_new_tokens, cache_dtype, implementation
     )
     return _collected(request.windows())
 
@@ -120,6 +122,7 @@ def speculative_generate(
     speculation: SpeculationConfig | None = None,
     max_new_tokens: int = 128,
     cache_dtype: DTypeLike = jnp.bfloat16,
+    implementation: ops.Implementation = "auto",
 ) -> Result:
     """Decodes one request with the model's own head as drafter; the ids are plain decoding's.
 
@@ -132,6 +135,8 @@ def speculative_generate(
       speculation: drafts per window; None is ``SpeculationConfig()``.
       max_new_tokens: budget, at least 1; the end of the model's context ends a request too.
       cache_dtype: dtype of cached keys and values, bfloat16 or float32.
+      implementation: of the decode path: "kernel", "reference" (plain JAX), or "auto", which
+        is kernels where they run and else plain JAX with one warning.
 
     Returns:
       The emitted ids, why they end, and statistics.
@@ -160,6 +165,7 @@ def speculative_generate(
             speculation=speculation,
             max_new_tokens=max_new_tokens,
             cache_dtype=cache_dtype,
+            implementation=implementation,
         )
     )
 
@@ -174,6 +180,7 @@ def speculative_stream(
     speculation: SpeculationConfig | None = None,
     max_new_tokens: int = 128,
     cache_dtype: DTypeLike = jnp.bfloat16,
+    implementation: ops.Implementation = "auto",
 ) -> Iterator[Window]:
     """The same, yielding each window as it ends; the first one holds the first token.
 
@@ -187,7 +194,7 @@ def speculative_stream(
         )
     drafts = checks.instance("speculation", speculation, SpeculationConfig).mtp_k
     request = _Request.checked(
-        params, key, prompt, config, sampling, drafts, max_new_tokens, cache_dtype
+        params, key, prompt, config, sampling, drafts, max_new_tokens, cache_dtype, implementation
     )
     return request.windows()
 
@@ -201,10 +208,11 @@ def plain_stream(
     sampling: SamplingConfig | None = None,
     max_new_tokens: int = 128,
     cache_dtype: DTypeLike = jnp.bfloat16,
+    implementation: ops.Implementation = "auto",
 ) -> Iterator[Window]:
     """Plain decoding as a stream, with the arguments of :func:`generate`."""
     request = _Request.checked(
-        params, key, prompt, config, sampling, 0, max_new_tokens, cache_dtype
+        params, key, prompt, config, sampling, 0, max_new_tokens, cache_dtype, implementation
     )
     return request.windows()
 
@@ -228,6 +236,7 @@ class _Request:
     drafts: int
     budget: int
     cache_dtype: DTypeLike
+    implementation: ops.Implementation
 
     @classmethod
     def checked(
@@ -240,6 +249,7 @@ class _Request:
         drafts: int,
         max_new_tokens: int,
         cache_dtype: DTypeLike,
+        implementation: ops.Implementation,
     ) -> "_Request":
         checks.random_key(key)
         ids = checks.prompt(prompt, config.vocab_size, config.max_position_embeddings)
@@ -250,7 +260,8 @@ class _Request:
         budget = checks.integer("max_new_tokens", max_new_tokens, 1)
         room = config.max_position_embeddings - ids.size
         dtype = checks.cache_dtype(cache_dtype)
-        return cls(params, ids, config, stops, drafts, min(budget, room), dtype)
+        wish = ops.checked_implementation(implementation)
+        return cls(params, ids, config, stops, drafts, min(budget, room), dtype, wish)
 
     def windows(self) -> Iterator[Window]:
         """Runs the request."""
@@ -276,9 +287,11 @@ class _Request:
         budget = jnp.array([self.budget - 1], jnp.int32)
         while reason is None:
             began = time.perf_counter()
-            state, seed, budget, report = _window(
-                self.params, state, seed, budget, stops, config=self.config, drafts=self.drafts
-            )
+            # Not around the loop: between two windows the setting must not reach the caller.
+            with ops.implementation(self.implementation):
+                state, seed, budget, report = _window(
+                    self.params, state, seed, budget, stops, config=self.config, drafts=self.drafts
+                )
             out = StepOut.unpacked(np.asarray(report))
             emitted, drafted, accepted = (
                 int(x[0]) for x in (out.emitted, out.drafted, out.accepted)
@@ -302,31 +315,38 @@ class _Request:
             tokens = np.zeros((1, PROMPT_CHUNK), np.int32)
             tokens[0, : piece.size] = piece
             after = ids[begin + PROMPT_CHUNK] if begin + PROMPT_CHUNK < ids.size else -1
-            state, pick, lost = _prefill(
-                self.params,
-                state,
-                jnp.asarray(tokens),
-                jnp.array([piece.size], jnp.int32),
-                jnp.array([after], jnp.int32),
-                config=self.config,
-            )
+            with ops.implementation(self.implementation):
+                state, pick, lost = _prefill(
+                    self.params,
+                    state,
+                    jnp.asarray(tokens),
+                    jnp.array([piece.size], jnp.int32),
+                    jnp.array([after], jnp.int32),
+                    config=self.config,
+                )
         return state, pick, lost
 
     def _compile_prefill(self, state: DecodeState) -> None:
         """Compiles the prompt's program first and alone: the first token waits for it."""
         one = np.zeros(1, np.int32)
         arguments = (self.params, state, np.zeros((1, PROMPT_CHUNK), np.int32), one, one)
-        _prefill.lower(*_shapes(arguments), config=self.config).compile()
+        with ops.implementation(self.implementation):
+            _prefill.lower(*_shapes(arguments), config=self.config).compile()
 
     def _compiling(self, state: DecodeState) -> Future[Any]:
         """Compiles the window in a thread, while the prompt is consumed and handed out."""
         arguments = (self.params, state, np.zeros(1, np.int32), np.zeros(1, np.int32), self.stops)
         shapes, config, drafts = _shapes(arguments), self.config, self.drafts
+        wish = self.implementation
         executor = ThreadPoolExecutor(1, "hipjax-compile")
-        # The thread holds shapes only: a dropped request frees its memory at once.
-        future = executor.submit(
-            lambda: _window.lower(*shapes, config=config, drafts=drafts).compile()
-        )
+
+        # The thread holds shapes only: a dropped request frees its memory at once. It has
+        # jax's settings of its own.
+        def compile_window() -> None:
+            with ops.implementation(wish):
+                _window.lower(*shapes, config=config, drafts=drafts).compile()
+
+        future = executor.submit(compile_window)
         executor.shutdown(wait=False)
         return future
 
