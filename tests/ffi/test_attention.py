@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -12,9 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hipjax.ffi import ops
+from hipjax.ffi import kernels, ops
 from hipjax.model.attention import rotary_frequencies
 from tests.ffi.support import assert_same_bits, bits_under, instruction_sets
+
+BITS = np.dtype(np.uint16)  # of bfloat16
 
 
 @pytest.fixture(autouse=True)
@@ -91,13 +94,13 @@ def exact(c: Case, ratio: int) -> np.ndarray:
 
 
 def rounded(x: np.ndarray) -> np.ndarray:
-    return np.asarray(ops.decode(ops.encode(jnp.asarray(x), jnp.uint16)))
+    return np.asarray(ops.decode(ops.encode(jnp.asarray(x), BITS)))
 
 
 def run(c: Case, ratio: int, bits: bool = False) -> np.ndarray:
     arrays = list(map(jnp.asarray, c))
     if bits:
-        arrays[1:3] = [ops.encode(x, jnp.uint16) for x in arrays[1:3]]
+        arrays[1:3] = [ops.encode(x, BITS) for x in arrays[1:3]]
     return np.asarray(ops.attend(*arrays, ratio))
 
 
@@ -227,7 +230,7 @@ def test_block_keys_against_float64(ratio: int, bits: bool) -> None:
     raw = rounded(rng.standard_normal((2, 3 * ratio, 25)).astype(np.float32))
     first = np.array([0, 60_000], np.int32)
     norm, freq = rng.standard_normal(25).astype(np.float32), rotary_frequencies(1e6, 16)
-    stored = ops.encode(jnp.asarray(raw), jnp.uint16 if bits else jnp.float32)
+    stored = ops.encode(jnp.asarray(raw), BITS if bits else np.dtype(np.float32))
     found = ops.block_keys(stored, *map(jnp.asarray, (first, norm, freq)), 1e-6, ratio)
     mean = raw.astype(np.float64).reshape(2, 3, ratio, 25).mean(axis=2)
     positions = (first[:, None] + np.arange(3)) * ratio
@@ -289,22 +292,26 @@ def test_bfloat16_bits_are_rounded_on_integers() -> None:
     x = np.concatenate([x, np.array([0.0, -0.0, 1e-45, 3.4e38, np.inf, np.nan], np.float32)])
     with np.errstate(invalid="ignore", over="ignore"):
         wanted = x.astype(jnp.bfloat16)
-    found = np.asarray(ops.encode(jnp.asarray(x), jnp.uint16)).view(jnp.bfloat16)
+    found = np.asarray(ops.encode(jnp.asarray(x), BITS)).view(jnp.bfloat16)
     nan = np.isnan(wanted)
     np.testing.assert_array_equal(np.isnan(found), nan)
     np.testing.assert_array_equal(found.view(np.uint16)[~nan], wanted.view(np.uint16)[~nan])
 
 
 def test_what_is_refused() -> None:
+    # Unwrapped, since the test run's checks of annotations would come first.
+    attend, attention_inputs, block_keys = map(
+        inspect.unwrap, (kernels.attend, kernels.attention_inputs, kernels.block_keys)
+    )
     c = list(map(jnp.asarray, case("tiny", 2)))
     with pytest.raises(TypeError, match="values has dtype uint16; allowed: float32"):
-        ops.attend(*c[:2], ops.encode(c[2], jnp.uint16), *c[3:], 4)
+        attend(*c[:2], ops.encode(c[2], BITS), *c[3:], 4)
     with pytest.raises(ValueError, match=r"count has shape \(1, 1\); allowed: \(1, 2\)"):
-        ops.attend(*c[:4], c[4][:, :1], *c[5:], 4)
+        attend(*c[:4], c[4][:, :1], *c[5:], 4)
     with pytest.raises(ValueError, match="query has 4 heads; allowed: multiples of the 3 of keys"):
-        ops.attend(c[0], jnp.zeros((1, 3, 9, 32)), jnp.zeros((1, 3, 9, 32)), *c[3:], 4)
+        attend(c[0], jnp.zeros((1, 3, 9, 32)), jnp.zeros((1, 3, 9, 32)), *c[3:], 4)
     with pytest.raises(ValueError, match="raw has 5 tokens; they must be whole blocks of 4"):
-        ops.block_keys(jnp.zeros((1, 5, 8)), jnp.zeros(1, jnp.int32), c[0], jnp.zeros(2), 1e-6, 4)
+        block_keys(jnp.zeros((1, 5, 8)), jnp.zeros(1, jnp.int32), c[0], jnp.zeros(2), 1e-6, 4)
     arrays = list(map(jnp.asarray, inputs(2)))
     with pytest.raises(ValueError, match="frequencies has 13 elements; allowed: at most 12"):
-        ops.attention_inputs(*arrays[:-1], jnp.zeros(13), eps=1e-6)
+        attention_inputs(*arrays[:-1], jnp.zeros(13), eps=1e-6)
