@@ -65,6 +65,20 @@ def cache_dtype(value: Any) -> np.dtype[Any]:
     return dtype
 
 
+RECURRENT = ("float32", "q8", "q8_nearest")
+
+
+def recurrent(value: Any) -> str:
+    """The storage of a recurrent state.
+
+    Raises:
+      ValueError: it is none of ``RECURRENT``.
+    """
+    if not isinstance(value, str) or value not in RECURRENT:
+        raise ValueError(f"recurrent is {value!r}; allowed: {', '.join(RECURRENT)}")
+    return value
+
+
 def integers(name: str, value: Any, axes: tuple[int, ...], allowed: str) -> np.ndarray:
     """``value`` as an array of integers with as many axes as one of ``axes``, in words ``allowed``.
 

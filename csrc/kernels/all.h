@@ -1,10 +1,16 @@
 // Every kernel: the type of its arguments, its own name, and its number of variants.
 #pragma once
 
+#include "kernels/delta.h"
+#include "kernels/delta_commit.h"
+#include "kernels/delta_rows.h"
 #include "kernels/norm.h"
 #include "kernels/row_product.h"
 
 #define HIPJAX_KERNELS(KERNEL) \
+  KERNEL(DeltaInputs, delta_inputs, 1) \
+  KERNEL(DeltaRows, delta_rows, 8) \
+  KERNEL(DeltaCommit, delta_commit, 8) \
   KERNEL(RmsNorm, rms_norm, 1) \
   KERNEL(RowProduct, row_product, 32)
 

@@ -11,7 +11,14 @@ from typing import Literal, TypeVar
 import jax
 
 from hipjax.ffi import kernels, reference
-from hipjax.ffi.reference import decode, encode, matrix_product
+from hipjax.ffi.reference import (
+    decode,
+    delta_dequantised,
+    delta_output,
+    delta_quantised,
+    encode,
+    matrix_product,
+)
 from hipjax.ffi.registration import verdict, warn_of_fallback
 
 Implementation = Literal["auto", "kernel", "reference"]
@@ -28,9 +35,13 @@ __all__ = [
     "causal_conv",
     "decode",
     "delta_commit",
-    "delta_gates",
+    "delta_commit_q8",
+    "delta_dequantised",
+    "delta_inputs",
     "delta_output",
+    "delta_quantised",
     "delta_rows",
+    "delta_rows_q8",
     "encode",
     "expert_rows",
     "hyper_combine",
@@ -46,7 +57,6 @@ __all__ = [
     "row_products",
     "stream_norm",
     "swiglu",
-    "unit",
 ]
 _OPERATIONS: list[str] = []
 
@@ -96,9 +106,10 @@ attend_rows = _operation(reference.attend_rows)
 block_scores = _operation(reference.block_scores)
 causal_conv = _operation(reference.causal_conv)
 delta_commit = _operation(reference.delta_commit)
-delta_gates = _operation(reference.delta_gates)
-delta_output = _operation(reference.delta_output)
+delta_commit_q8 = _operation(reference.delta_commit_q8)
+delta_inputs = _operation(reference.delta_inputs)
 delta_rows = _operation(reference.delta_rows)
+delta_rows_q8 = _operation(reference.delta_rows_q8)
 expert_rows = _operation(reference.expert_rows)
 hyper_combine = _operation(reference.hyper_combine)
 hyper_mix = _operation(reference.hyper_mix)
@@ -110,4 +121,3 @@ row_product = _operation(reference.row_product)
 row_products = _operation(reference.row_products)
 stream_norm = _operation(reference.stream_norm)
 swiglu = _operation(reference.swiglu)
-unit = _operation(reference.unit)

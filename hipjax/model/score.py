@@ -26,6 +26,7 @@ def logits(
     chunk: int = 64,
     rows: bool = False,
     cache_dtype: DTypeLike = jnp.bfloat16,
+    recurrent: str = "float32",
 ) -> Array:
     """Logits of the next token at every position; pure, and may be jitted.
 
@@ -39,6 +40,7 @@ def logits(
       chunk: tokens that run at once, at least 1.
       rows: use the numerics of the decode path in place of the prompt path's.
       cache_dtype: dtype of cached keys and values, bfloat16 or float32.
+      recurrent: storage of the recurrent states, "float32", "q8" or "q8_nearest".
 
     Returns:
       float32 [T, V] or [B, T, V].
@@ -62,7 +64,12 @@ def logits(
     padded = jnp.pad(batch, ((0, 0), (0, -length % chunk)))
     pieces = jnp.moveaxis(padded.reshape(batch.shape[0], -1, chunk), 1, 0)
     state = DecodeState.init(
-        config, padded.shape[1], batch=batch.shape[0], cache_dtype=cache_dtype, head=False
+        config,
+        padded.shape[1],
+        batch=batch.shape[0],
+        cache_dtype=cache_dtype,
+        recurrent=recurrent,
+        head=False,
     )
 
     def visit(state: DecodeState, piece: Array) -> tuple[DecodeState, Array]:

@@ -90,6 +90,7 @@ def generate(
     sampling: SamplingConfig | None = None,
     max_new_tokens: int = 128,
     cache_dtype: DTypeLike = jnp.bfloat16,
+    recurrent: str = "float32",
 ) -> Result:
     """Plain decoding of one request: one token per step.
 
@@ -105,7 +106,7 @@ def generate(
       (4, 'length')
     """
     request = _Request.checked(
-        params, key, prompt, config, sampling, 0, max_new_tokens, cache_dtype
+        params, key, prompt, config, sampling, 0, max_new_tokens, cache_dtype, recurrent
     )
     return _collected(request.windows())
 
@@ -120,6 +121,7 @@ def speculative_generate(
     speculation: SpeculationConfig | None = None,
     max_new_tokens: int = 128,
     cache_dtype: DTypeLike = jnp.bfloat16,
+    recurrent: str = "float32",
 ) -> Result:
     """Decodes one request with the model's own head as drafter; the ids are plain decoding's.
 
@@ -132,6 +134,9 @@ def speculative_generate(
       speculation: drafts per window; None is ``SpeculationConfig()``.
       max_new_tokens: budget, at least 1; the end of the model's context ends a request too.
       cache_dtype: dtype of cached keys and values, bfloat16 or float32.
+      recurrent: storage of the recurrent states: "float32"; "q8", eight bits, rounded with a
+        noise that a token's position fixes; or "q8_nearest". The ids depend on it, but not
+        on speculation.
 
     Returns:
       The emitted ids, why they end, and statistics.
@@ -160,6 +165,7 @@ def speculative_generate(
             speculation=speculation,
             max_new_tokens=max_new_tokens,
             cache_dtype=cache_dtype,
+            recurrent=recurrent,
         )
     )
 
@@ -174,6 +180,7 @@ def speculative_stream(
     speculation: SpeculationConfig | None = None,
     max_new_tokens: int = 128,
     cache_dtype: DTypeLike = jnp.bfloat16,
+    recurrent: str = "float32",
 ) -> Iterator[Window]:
     """The same, yielding each window as it ends; the first one holds the first token.
 
@@ -187,7 +194,7 @@ def speculative_stream(
         )
     drafts = checks.instance("speculation", speculation, SpeculationConfig).mtp_k
     request = _Request.checked(
-        params, key, prompt, config, sampling, drafts, max_new_tokens, cache_dtype
+        params, key, prompt, config, sampling, drafts, max_new_tokens, cache_dtype, recurrent
     )
     return request.windows()
 
@@ -201,10 +208,11 @@ def plain_stream(
     sampling: SamplingConfig | None = None,
     max_new_tokens: int = 128,
     cache_dtype: DTypeLike = jnp.bfloat16,
+    recurrent: str = "float32",
 ) -> Iterator[Window]:
     """Plain decoding as a stream, with the arguments of :func:`generate`."""
     request = _Request.checked(
-        params, key, prompt, config, sampling, 0, max_new_tokens, cache_dtype
+        params, key, prompt, config, sampling, 0, max_new_tokens, cache_dtype, recurrent
     )
     return request.windows()
 
@@ -228,6 +236,7 @@ class _Request:
     drafts: int
     budget: int
     cache_dtype: DTypeLike
+    recurrent: str
 
     @classmethod
     def checked(
@@ -240,6 +249,7 @@ class _Request:
         drafts: int,
         max_new_tokens: int,
         cache_dtype: DTypeLike,
+        recurrent: str,
     ) -> "_Request":
         checks.random_key(key)
         ids = checks.prompt(prompt, config.vocab_size, config.max_position_embeddings)
@@ -250,7 +260,8 @@ class _Request:
         budget = checks.integer("max_new_tokens", max_new_tokens, 1)
         room = config.max_position_embeddings - ids.size
         dtype = checks.cache_dtype(cache_dtype)
-        return cls(params, ids, config, stops, drafts, min(budget, room), dtype)
+        storage = checks.recurrent(recurrent)
+        return cls(params, ids, config, stops, drafts, min(budget, room), dtype, storage)
 
     def windows(self) -> Iterator[Window]:
         """Runs the request."""
@@ -259,6 +270,7 @@ class _Request:
             self.config,
             _capacity(self.prompt.size + self.budget, self.config.max_position_embeddings),
             cache_dtype=self.cache_dtype,
+            recurrent=self.recurrent,
             head=self.drafts > 0,
         )
         self._compile_prefill(state)
