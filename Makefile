@@ -17,6 +17,21 @@ DEMO_ARGS ?= --max-new-tokens 128
 # worker because its tests share compiled programs. PYTEST_ARGS="-n 0 -k name" runs in one process.
 PYTEST_ARGS ?= -n auto --maxprocesses 8 --dist loadfile
 
+# What the library is built from, and what is said of it when it has been.
+NATIVE := CMakeLists.txt $(wildcard cmake/*) $(shell find csrc -type f)
+define SAY_WHAT_WAS_BUILT
+from hipjax.ffi.registration import report
+r = report()
+print("Kernels:", r.library, *(("for the CPU", *r.code_objects) if r.instruction_set else ()))
+if r.missing: print(r.missing)
+endef
+export SAY_WHAT_WAS_BUILT
+
+say_what_was_built = $(BIN)/python -c "$$SAY_WHAT_WAS_BUILT"; \
+  { command -v $(CXX) || command -v c++ || command -v clang++; } >/dev/null || { \
+    echo "There is no C++ compiler, so there are no kernels, and plain JAX takes their place."; \
+    echo "On Debian and Ubuntu: apt-get install g++, then make clean."; } >&2
+
 .PHONY: help demo test lint types format clean
 
 help: ## list the targets
@@ -40,10 +55,11 @@ format: $(VENV)/.dev ## rewrite the sources the way lint wants them
 	$(BIN)/ruff format
 
 clean: ## remove everything that make has made
-	rm -rf .venv .venv-oracle build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-oracle build dist hipjax/ffi/libhipjax.so .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Stamps: the later runs are instant, and an edit of pyproject.toml installs again.
+# Stamps: the later runs are instant; an edit of pyproject.toml installs again, and an edit of
+# the native sources builds again what has changed.
 $(VENV)/.created:
 	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "hipjax needs Python 3.11 or newer; '$(or $(PYTHON),python3)' is not that."; \
@@ -54,12 +70,15 @@ $(VENV)/.created:
 	'$(PYTHON)' -m venv --clear $(VENV)
 	@touch $@
 
-$(VENV)/.runtime: $(VENV)/.created pyproject.toml
-	@echo "Installing hipjax into $(VENV): a minute or two, once."
+$(VENV)/.runtime: $(VENV)/.created pyproject.toml $(NATIVE)
+	@echo "Installing hipjax into $(VENV) and building its kernels: some minutes, once."
 	@$(PIP) install -e .
+	@$(say_what_was_built)
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.created pyproject.toml
-	@echo "Installing hipjax and the tools of its tests into $(VENV): a minute or two, once."
+$(VENV)/.dev: $(VENV)/.created pyproject.toml $(NATIVE)
+	@echo "Installing hipjax and the tools of its tests into $(VENV) and building its kernels:"
+	@echo "some minutes, once."
 	@$(PIP) install -e '.[test,lint]'
+	@$(say_what_was_built)
 	@touch $(VENV)/.runtime $@

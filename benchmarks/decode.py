@@ -11,10 +11,7 @@ out of every figure. Figures are medians over repeats, with the range beside the
 import argparse
 import datetime
 import json
-import os
-import platform
 import resource
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -22,11 +19,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 import hipjax
+from benchmarks.report import machine, spread
 from hipjax.model.state import DecodeState
 from hipjax.spec import generate
 
@@ -40,15 +37,6 @@ PROMPTS = {
     "</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\n",
 }
 NEW_TOKENS = 200
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    """Median and range."""
-    return {
-        "median": round(statistics.median(values), 3),
-        "low": round(min(values), 3),
-        "high": round(max(values), 3),
-    }
 
 
 def window_times(model: hipjax.FlashNext, repeats: int) -> dict[str, Any]:
@@ -192,13 +180,7 @@ def main() -> None:
         "what": "bundled model, float32 weights, bfloat16 cache, batch 1",
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
         "command": " ".join(["python -m benchmarks.decode", *sys.argv[1:]]),
-        "machine": {
-            "processor": _processor(),
-            "cores": len(os.sched_getaffinity(0)),
-            "device": jax.devices()[0].device_kind,
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("jax", "jaxlib", "flax")},
-        },
+        "machine": machine(),
         "repeats": args.repeats,
         "window_ms_by_rows": windows,
         "host_ms_per_window": host_overhead(model, windows, args.repeats),
@@ -211,13 +193,6 @@ def main() -> None:
     print(text)
     if args.out:
         args.out.write_text(text + "\n")
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
 
 
 if __name__ == "__main__":

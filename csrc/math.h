@@ -126,8 +126,8 @@ FN T silu(T x) {
   const T low = fma(inside, e.low, fma(inside, e.high, -product));
   const T value = over_one_plus(select(negative, product, inside), select(negative, low, zero),
                                 select(negative, e.n, zero), e);
-  // From 112 on, and for NaN, x itself.
-  return select(x < constant<T>(112.0f), value, x);
+  // From 112 on, and for NaN and either zero, x itself.
+  return select(both(x < constant<T>(112.0f), opposite(x == zero)), value, x);
 }
 
 // log(1 + y + low) for 0 <= 1 + y < infinity and a low below y's last digit.

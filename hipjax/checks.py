@@ -36,6 +36,20 @@ def boolean(name: str, value: Any) -> bool:
     return value
 
 
+def one_of(name: str, value: Any, allowed: Sequence[str]) -> Any:
+    """``value`` if it is one of the ``allowed`` strings.
+
+    Raises:
+      TypeError: it is no string.
+      ValueError: it is another string.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {value!r}; allowed: {', '.join(allowed)}")
+    if value not in allowed:
+        raise ValueError(f"{name} is {value!r}; allowed: {', '.join(allowed)}")
+    return value
+
+
 def instance(name: str, value: Any, kind: type[T]) -> T:
     """``value`` if it is of ``kind``; a fresh ``kind()`` for None.
 
@@ -72,11 +86,10 @@ def recurrent(value: Any) -> str:
     """The storage of a recurrent state.
 
     Raises:
+      TypeError: it is no string.
       ValueError: it is none of ``RECURRENT``.
     """
-    if not isinstance(value, str) or value not in RECURRENT:
-        raise ValueError(f"recurrent is {value!r}; allowed: {', '.join(RECURRENT)}")
-    return value
+    return one_of("recurrent", value, RECURRENT)
 
 
 def integers(name: str, value: Any, axes: tuple[int, ...], allowed: str) -> np.ndarray:

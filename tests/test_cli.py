@@ -366,7 +366,14 @@ def test_weights_as_stored_or_widened(option, dtype):
 def test_doctor(capsys):
     assert main(["doctor", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert set(report) == {"versions", "platform", "operations", "cache", "bundled_model"}
+    assert set(report) == {
+        "versions",
+        "platform",
+        "kernels",
+        "operations",
+        "cache",
+        "bundled_model",
+    }
     assert report["versions"]["jax"] == jax.__version__
     assert report["versions"]["hipjax"] == hipjax.__version__
     assert report["platform"]["backend"] == jax.default_backend()

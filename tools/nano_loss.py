@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from hipjax.ffi import ops
+from hipjax.ffi.reference_attention import block_scores
 from hipjax.model.attention import GatedAttention
 from hipjax.model.config import ModelConfig
 from hipjax.model.mtp import head_layer, head_logits, head_prompt
@@ -145,15 +146,16 @@ def _index_of(config: ModelConfig, weights: Any, trace: LayerTrace, theta: float
     positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
     module = GatedAttention(config, theta)
     variables = {"params": weights}
-    p = module.apply(variables, x, positions, method="project")
-    aligned = p.index_key[:, : length // ratio * ratio]
-    blocks = module.apply(
-        variables,
-        aligned,
-        jnp.zeros((batch,), jnp.int32),
-        method=lambda m, a, f: m.indexer.block_keys(a, f),
-    )
-    scores = ops.block_scores(p.index_query, blocks)
+    with ops.implementation("reference"):  # kernels have no gradients
+        p = module.apply(variables, x, positions, method="project")
+        aligned = p.index_key[:, : length // ratio * ratio]
+        blocks = module.apply(
+            variables,
+            aligned,
+            jnp.zeros((batch,), jnp.int32),
+            method=lambda m, a, f: m.indexer.block_keys(a, f),
+        )
+    scores = block_scores(p.index_query, blocks)
     visible = jnp.arange(blocks.shape[1]) < ((positions + 1) // ratio)[..., None]
     logs = jax.nn.log_softmax(jnp.where(visible, scores, -1e9))
     share = config.num_attention_heads // config.num_key_value_heads

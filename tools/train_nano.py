@@ -177,10 +177,10 @@ def evaluate(
         f = forward(params, tokens, offset, config=config, remat=False)
         logs = jax.nn.log_softmax(f.trunk)
         nats = -jnp.mean(jnp.take_along_axis(logs, tokens[:, 1:, None], axis=-1))
-        best = ops.argmax(f.trunk)[:, 1:]
+        best = ops.argmax(f.trunk)[0][:, 1:]
         hits = []
         for logits, mask in zip(f.drafts, f.masks, strict=True):
-            same = (ops.argmax(logits)[:, :-1] == best) & mask[:-1]
+            same = (ops.argmax(logits)[0][:, :-1] == best) & mask[:-1]
             hits.append(jnp.sum(same) / (jnp.sum(mask[:-1]) * tokens.shape[0]))
         hard = jax.nn.log_softmax(f.drafts[0][:, :-1])
         head = -jnp.mean(jnp.take_along_axis(hard, tokens[:, 2:, None], axis=-1))

@@ -11,7 +11,7 @@ namespace {
 template <class Arguments, int kVariant>
 void run_blocks(const void* arguments, int begin, int end, char* shared) {
   for (int block = begin; block < end; ++block) {
-    run<kVariant>(*static_cast<const Arguments*>(arguments), block, Block<Arguments::kWaves>{shared});
+    run<kVariant>(*static_cast<const Arguments*>(arguments), block, Block<waves<Arguments>(kVariant)>{shared});
   }
 }
 

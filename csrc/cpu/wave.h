@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include <utility>
+
 #if HIPJAX_WIDTH > 4
 #include <immintrin.h>
 #endif
@@ -337,9 +339,73 @@ FN I gather(const int* p, I index, M live) {
   for (int j = 0; j < kLanes; ++j) out.v[j / kWidth][j % kWidth] = taken(p, index, live, j);
   return out;
 }
+// Every lane below `count` writes p[index].
+FN void scatter(float* p, I index, F value, int count) {
+  for (int j = 0; j < count; ++j) p[index.v[j / kWidth][j % kWidth]] = value.v[j / kWidth][j % kWidth];
+}
 // One uniform value: the first lane writes it.
 FN void put(float* p, float value) { *p = value; }
 FN void put(int* p, int value) { *p = value; }
+
+FN int count_of(M live) {
+  return -tree<int>(live.v, [](VI a, VI b) { return a + b; });
+}
+// The first `count` of the live lanes.
+FN M first_of(M live, int count) {
+  for (int j = 0; j < kLanes; ++j) {
+    count += live.v[j / kWidth][j % kWidth];
+    if (count < 0) live.v[j / kWidth][j % kWidth] = 0;
+  }
+  return live;
+}
+// Writes the values of live lanes one after the other, and says how many.
+FN int list(int* p, I value, M live) {
+  int at = 0;
+  for (int j = 0; j < kLanes; ++j) {
+    if (live.v[j / kWidth][j % kWidth]) p[at++] = value.v[j / kWidth][j % kWidth];
+  }
+  return at;
+}
+
+// a + b's partners: lanes with kOffset in their number take b, the others a.
+template <int kOffset, int... kLane>
+FN V partners(V a, V b, std::integer_sequence<int, kLane...>) {
+  const V keep = __builtin_shufflevector(a, b, (kLane & kOffset ? kWidth + kLane : kLane)...);
+  const V give = __builtin_shufflevector(
+      a, b, (kLane & kOffset ? kWidth + (kLane ^ kOffset) : kLane ^ kOffset)...);
+  return keep + give;
+}
+template <int kOffset, int kCount>
+FN void halved(V (&x)[kCount]) {
+  if constexpr (kOffset > 0) {
+    constexpr std::make_integer_sequence<int, kWidth> all;
+    if constexpr (kOffset >= kCount) {
+      for (int t = 0; t < kCount; ++t) x[t] = partners<kOffset>(x[t], x[t], all);
+    } else {
+      for (int from = 0; from < kCount; from += kWidth) {
+        for (int t = from; t < from + kOffset; ++t) {
+          x[t] = partners<kOffset>(x[t], x[t + kOffset], all);
+        }
+      }
+    }
+    halved<kOffset / 2>(x);
+  }
+}
+// Lane t of the result is sum(values[t % kCount]); kCount is a power of two, at most kLanes.
+template <int kCount>
+FN F sums(const F (&values)[kCount]) {
+  V x[kCount];
+  for (int t = 0; t < kCount; ++t) {
+    V half[kRegisters];
+    for (int i = 0; i < kRegisters; ++i) half[i] = values[t].v[i];
+    for (int n = kRegisters / 2; n; n /= 2) {
+      for (int i = 0; i < n; ++i) half[i] = half[i] + half[i + n];
+    }
+    x[t] = half[0];
+  }
+  halved<kWidth / 2>(x);
+  return each_register<F>([&](int i) { return x[i * kWidth % kCount]; });
+}
 
 // The waves of a block, one after the other: what they leave in shared memory is there for
 // all of them in the next `each`.
@@ -437,11 +503,12 @@ FN void stage_group(float* to, const float* x, int left) {
   }
 }
 template <int kPart>
-FN void staged_quads(const float* staged, int part, Quads<kPart>& low, Quads<kPart>& high) {
+FN Quads<kPart> staged_half(const float* staged, int part, int half) {
+  Quads<kPart> out;
   for (int i = 0; i < kPart * 4 / kWidth; ++i) {
-    memcpy(&low.v[i], staged + part * kPart * 8 + 2 * i * kWidth, sizeof(V));
-    memcpy(&high.v[i], staged + part * kPart * 8 + (2 * i + 1) * kWidth, sizeof(V));
+    memcpy(&out.v[i], staged + part * kPart * 8 + (2 * i + half) * kWidth, sizeof(V));
   }
+  return out;
 }
 FN void prefetch(const void* p) { __builtin_prefetch(p); }
 

@@ -13,5 +13,7 @@ struct CodeObject {
 
 // All of them, `count` many; none if no clang was found when the library was built.
 const CodeObject* code_objects(size_t& count);
+// What the build lacked to have all of them, as a sentence; empty if nothing.
+const char* missing_code();
 
 }  // namespace hipjax

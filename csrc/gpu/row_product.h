@@ -1,90 +1,141 @@
 // How the waves of a block share row products: included by kernels/row_product.h only.
 //
-// A wave takes kOuts outputs at once, or with the order for long rows a quarter of their
-// terms. The rows lie in shared memory, all of them once if they fit, else chunk by chunk.
+// A wave takes one output or a few at once, or with the order for long rows a quarter of
+// their terms. The rows lie in shared memory, all of them if they fit, else chunk by chunk.
+// A wave asks for weights some groups before it needs them, past the end of its outputs into
+// those of its next turn, so that the memory never waits for arithmetic.
 #pragma once
 
 namespace hipjax::gpu {
 
-template <int kVariant>
-FN void run(const RowProduct& a, int block, Block<RowProduct::kWaves> group) {
-  constexpr int kRows = kVariant % kMaxRows + 1;
-  constexpr bool kQuarters = kVariant / kMaxRows / 2;
-  using Bits = std::conditional_t<kVariant / kMaxRows % 2 != 0, uint16_t, float>;
-  constexpr int kSlices = kQuarters ? 4 : 1;
-  constexpr int kWaves = RowProduct::kWaves, kOuts = RowProduct::kOuts;
-  const int wave = thread() / kLanes;
-  const int slice = kQuarters ? wave % 4 : 0;
-  const int terms = a.depth / kSlices;
-  const int groups = a.groups();
-  const int pitch = a.chunk * RowProduct::kGroup;
-  float* partial = reinterpret_cast<float*>(group.shared);
-  float* all_staged = partial + (kQuarters ? RowProduct::kPartials : 0);
-  const float* staged = all_staged + static_cast<long>(slice) * kRows * pitch;
-  const bool wide = terms % 8 == 0;
-  for (int turn = block; turn < a.turns(); turn += a.stride) {
+// The weight rows of a wave's outputs in one turn. Outputs past the end read the last row
+// again; nothing of theirs is written.
+template <class Bits, int kOuts>
+struct Turn {
+  const Bits* weights[kOuts];
+  bool real;
+
+  FN void aim(const RowProduct& a, int turn, int offset, int start) {
+    real = turn < a.turns;
+    if (!real) return;
     int first;
     const Matrix& to = matrix_of(a, turn, first);
-    const int m = first + (kQuarters ? wave / 4 : wave) * kOuts;
-    const Bits* weight = static_cast<const Bits*>(to.weight);
-    if (!wide) {
-      for (int o = 0; o < kOuts && m + o < to.outputs; ++o) {
-        for (int r = 0; r < kRows; ++r) {
-          const float value = narrow_dot(weight + static_cast<long>(m + o) * a.depth,
-                                         a.x + static_cast<long>(r) * a.depth, terms);
-          if (lane() == 0) finish(a, to, r, m + o, value);
-        }
-      }
-      continue;
-    }
-    // Outputs past the end read the last row again; nothing of theirs is written.
-    const Bits* weights[kOuts];
 #pragma unroll
     for (int o = 0; o < kOuts; ++o) {
-      const int real = m + o < to.outputs ? m + o : to.outputs - 1;
-      weights[o] = weight + static_cast<long>(real) * a.depth + slice * terms;
+      const int m = first + offset + o < to.outputs ? first + offset + o : to.outputs - 1;
+      weights[o] = static_cast<const Bits*>(to.weight) + static_cast<long>(m) * a.depth + start;
+    }
+  }
+  FN void take(Raw<Bits> (&raw)[kOuts], int at, int terms) const {
+    if (!real || at >= terms) return;
+#pragma unroll
+    for (int o = 0; o < kOuts; ++o) raw[o] = load_raw(weights[o] + at, terms - at);
+  }
+};
+
+FN void stage_rows(const RowProduct& a, float* staged, int slices, int from, int some, int wave,
+                   int waves) {
+  const int terms = a.depth / slices, pitch = a.chunk * RowProduct::kGroup;
+  for (int i = wave; i < slices * a.rows * some; i += waves) {
+    const int g = i % some, row = i / some;  // of all slices' rows
+    const int at = (from + g) * RowProduct::kGroup;
+    const float* x = a.x + static_cast<long>(row % a.rows) * a.depth + row / a.rows * terms;
+    stage_group(staged + static_cast<long>(row) * pitch + g * RowProduct::kGroup, x + at, terms - at);
+  }
+}
+
+template <class Bits>
+FN void narrow_turn(const RowProduct& a, int first, const Matrix& to, int offset, int outs) {
+  for (int i = 0; i < outs * a.rows; ++i) {
+    const int m = first + offset + i / a.rows, r = i % a.rows;
+    if (m >= to.outputs) break;
+    const Bits* weight = static_cast<const Bits*>(to.weight) + static_cast<long>(m) * a.depth;
+    const float value = narrow_dot(weight, a.x + static_cast<long>(r) * a.depth, a.depth);
+    if (lane() == 0) finish(a, to, r, m, value);
+  }
+}
+
+template <int kVariant>
+FN void run(const RowProduct& a, int block, Block<RowProduct::waves(kVariant)> group) {
+  constexpr int kWaves = RowProduct::waves(kVariant);
+  using Bits = typename Kind<kVariant>::Bits;
+  constexpr int kRows = Kind<kVariant>::kRows, kSlices = Kind<kVariant>::kSlices;
+  constexpr int kOuts = Kind<kVariant>::kOuts;
+  constexpr int kAhead = RowProduct::ahead(Kind<kVariant>::kMany, kRows);
+  constexpr int kCount = power_of_two(kOuts * kRows);
+  const int wave = thread() / kLanes;
+  const int slice = wave % kSlices, offset = wave / kSlices * kOuts;
+  const int terms = a.depth / kSlices, groups = a.groups(), turns = a.turns;
+  float* partial = reinterpret_cast<float*>(group.shared);
+  float* staged = partial + (kSlices == 4 ? kWaves * kMaxRows : 0);
+  const int pitch = a.chunk * RowProduct::kGroup;
+  const float* mine = staged + static_cast<long>(slice) * kRows * pitch;
+
+  Turn<Bits, kOuts> aimed;
+  aimed.aim(a, block, offset, slice * terms);
+  Raw<Bits> ahead[kAhead][kOuts] = {};
+  if (terms % 8 == 0) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) aimed.take(ahead[i], i * RowProduct::kGroup, terms);
+  }
+  for (int turn = block; turn < turns; turn += a.stride) {
+    int first;
+    const Matrix& to = matrix_of(a, turn, first);
+    if (terms % 8 != 0) {
+      narrow_turn<Bits>(a, first, to, offset, kOuts);
+      continue;
     }
     Quads<kLanes> total[kOuts][kRows] = {};
     for (int from = 0; from < groups; from += a.chunk) {
-      const int some = groups - from < a.chunk ? groups - from : a.chunk;
+      const int end = from + a.chunk < groups ? from + a.chunk : groups;
       if (a.chunk < groups || turn == block) {
         barrier();
-        for (int i = wave; i < kSlices * kRows * some; i += kWaves) {
-          const int g = i % some, row = i / some % kRows, s = i / some / kRows;
-          const int at = (from + g) * RowProduct::kGroup;
-          stage_group(all_staged + static_cast<long>(s * kRows + row) * pitch + g * RowProduct::kGroup,
-                      a.x + static_cast<long>(row) * a.depth + s * terms + at, terms - at);
-        }
+        stage_rows(a, staged, kSlices, from, end - from, wave, kWaves);
         barrier();
       }
-      add_groups(total, 0, weights, from * RowProduct::kGroup, terms, staged, pitch, some);
+      for (int g = from; g < end; g += kAhead) {
+        int next = g + kAhead;
+        if (next >= groups) {
+          aimed.aim(a, turn + a.stride, offset, slice * terms);
+          next = 0;
+        }
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+          if (g + i < end) {
+            Quads<kLanes> low[kOuts], high[kOuts];
+#pragma unroll
+            for (int o = 0; o < kOuts; ++o) widen(ahead[i][o], low[o], high[o]);
+            add_group(total, 0, low, high, mine + (g + i - from) * RowProduct::kGroup, pitch);
+          }
+          aimed.take(ahead[i], (next + i) * RowProduct::kGroup, terms);
+        }
+      }
     }
+    float values[kCount] = {};
 #pragma unroll
     for (int o = 0; o < kOuts; ++o) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         Folded folded;
         fold(total[o][r], 0, folded);
-        const float value = sum(folded);
-        if constexpr (kQuarters) {
-          put(partial + ((wave / 4 * 4 + slice) * kOuts + o) * kRows + r, value);
-        } else {
-          if (lane() == 0 && m + o < to.outputs) finish(a, to, r, m + o, value);
-        }
+        values[o * kRows + r] = folded.v;
       }
     }
-    if constexpr (kQuarters) {
+    float value = sums(values);
+    const int which = sum_of_lane<kCount>(lane());
+    const int m = first + offset + which / kRows;
+    bool write = lane() % (kLanes / kCount) == 0 && which < kOuts * kRows && m < to.outputs;
+    if constexpr (kSlices == 4) {
+      if (write) partial[wave * kMaxRows + which] = value;
       barrier();
-      const int mine = lane() + slice * kLanes;
-      if (mine < kOuts * kRows) {
-        const int o = mine / kRows, r = mine % kRows;
-        const float* p = partial + wave / 4 * 4 * kOuts * kRows + mine;
-        const int step = kOuts * kRows;
-        const float value = (p[0] + p[step]) + (p[2 * step] + p[3 * step]);
-        if (m + o < to.outputs) finish(a, to, r, m + o, value);
+      write = write && slice == 0;
+      if (write) {
+        const float* p = partial + wave * kMaxRows + which;
+        value = (p[0] + p[kMaxRows]) + (p[2 * kMaxRows] + p[3 * kMaxRows]);
       }
       barrier();
     }
+    if (write) finish(a, to, which % kRows, m, value);
   }
 }
 

@@ -278,11 +278,26 @@ int multiprocessors(Runtime runtime) {
 
 }  // namespace hipjax
 
+#define HIPJAX_EXPORT extern "C" __attribute__((visibility("default")))
+
+// Architectures for which there is code, separated by spaces.
+HIPJAX_EXPORT const char* hipjax_code_objects() {
+  static const std::string names = [] {
+    std::string all;
+    size_t count;
+    const hipjax::CodeObject* objects = hipjax::code_objects(count);
+    for (size_t i = 0; i < count; ++i) all += (i ? " " : "") + std::string(objects[i].architecture);
+    return all;
+  }();
+  return names.c_str();
+}
+
+HIPJAX_EXPORT const char* hipjax_missing_code() { return hipjax::missing_code(); }
+
 // Opens a runtime ("cuda" or "rocm") and loads the kernels on all its devices. Writes a line
 // for each device, "architecture" or "architecture: why it cannot be used", or for the whole
 // runtime ": why". Returns 1 if every device can be used.
-extern "C" __attribute__((visibility("default"))) int hipjax_open_gpu(const char* platform,
-                                                                      char* report, size_t size) {
+HIPJAX_EXPORT int hipjax_open_gpu(const char* platform, char* report, size_t size) {
   const bool cuda = std::strcmp(platform, "cuda") == 0;
   const hipjax::Opened& all = hipjax::opened(cuda ? hipjax::Runtime::kCuda : hipjax::Runtime::kHip);
   std::string said = all.trouble.empty() ? "" : ": " + all.trouble + "\n";

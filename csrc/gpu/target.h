@@ -31,6 +31,9 @@ class Gpu {
  public:
   using Context = void*;
   static constexpr bool kGpu = true;
+  static constexpr bool kAmd = kRuntime == Runtime::kHip;
+  // Shared memory that one block may ask for: an RDNA workgroup has 64 KiB.
+  static constexpr int kSharedBytes = kAmd ? 64 * 1024 : 200 * 1024;
 
   explicit Gpu(Context stream) : stream_(stream) {}
 
@@ -38,7 +41,7 @@ class Gpu {
   ffi::Error launch(const Arguments& a) {
     if (a.blocks() == 0) return ffi::Error::Success();
     return launch_on(kRuntime, stream_,
-                     {KernelOf<Arguments>::kId, a.variant(), a.blocks(), Arguments::kWaves * kLanes,
+                     {KernelOf<Arguments>::kId, a.variant(), a.blocks(), waves<Arguments>(a.variant()) * kLanes,
                       a.shared_bytes(), &a});
   }
   int parallel() const { return multiprocessors(kRuntime); }

@@ -113,12 +113,58 @@ FN F gather(const uint16_t* p, I index, M live) {  // bfloat16
   return live ? as_float(static_cast<int>(p[index]) << 16) : 0.0f;
 }
 FN I gather(const int* p, I index, M live) { return live ? p[index] : 0; }
+// Every lane below `count` writes p[index].
+FN void scatter(float* p, I index, F value, int count) {
+  if (lane() < count) p[index] = value;
+}
 // One uniform value: the first lane writes it.
 FN void put(float* p, float value) {
   if (lane() == 0) *p = value;
 }
 FN void put(int* p, int value) {
   if (lane() == 0) *p = value;
+}
+
+// Live lanes, one bit each.
+#if defined(__AMDGCN__)
+FN unsigned ballot(M live) { return __builtin_amdgcn_ballot_w32(live); }
+#else
+FN unsigned ballot(M live) { return __nvvm_vote_ballot_sync(0xffffffff, live); }
+#endif
+FN int live_before(M live) {  // how many lanes before this one
+  return __builtin_popcount(ballot(live) & ((1u << lane()) - 1));
+}
+FN int count_of(M live) { return __builtin_popcount(ballot(live)); }
+// The first `count` of the live lanes.
+FN M first_of(M live, int count) {
+  const int before = live_before(live);
+  return live && before < count;
+}
+// Writes the values of live lanes one after the other, and says how many.
+FN int list(int* p, I value, M live) {
+  const int before = live_before(live);
+  if (live) p[before] = value;
+  return count_of(live);
+}
+
+// Lane t of the result is sum(x[t % kCount]); kCount is a power of two, at most kLanes.
+template <int kCount>
+FN F sums(F (&x)[kCount]) {
+#pragma unroll
+  for (int offset = kLanes / 2; offset; offset >>= 1) {
+#pragma unroll
+    for (int t = 0; t < (offset < kCount ? offset : kCount); ++t) {
+      if (offset >= kCount) {
+        x[t] = x[t] + lanes_from(x[t], lane() ^ offset);
+      } else {
+        const bool high = (lane() & offset) != 0;
+        const F keep = high ? x[t + offset] : x[t];
+        const F give = high ? x[t] : x[t + offset];
+        x[t] = keep + lanes_from(give, lane() ^ offset);
+      }
+    }
+  }
+  return x[0];
 }
 
 // The waves of a block. `each(fn)` runs fn(wave) in every wave and ends with a barrier: what
@@ -146,32 +192,46 @@ FN Quads<kPart> fma(Quads<kPart> a, Quads<kPart> b, Quads<kPart> c) {
   return c;
 }
 
-// The eight terms of each lane, lane t's from t * 8 on: the first four and the last four.
-// Weights pass by the caches, since nobody reads them twice.
-template <int kPart>
-FN void load_quads(const uint16_t* w, int, int left, Quads<kPart>& low, Quads<kPart>& high) {
-  typedef uint32_t Words __attribute__((vector_size(16)));
-  Words bits = {0, 0, 0, 0};
-  if (lane() * 8 < left) {
-    bits = __builtin_nontemporal_load(reinterpret_cast<const Words*>(w + lane() * 8));
-  }
+// The eight terms of each lane as they are stored, lane t's from t * 8 on; `left` terms are
+// real. Weights pass by the caches, since nobody reads them twice.
+typedef float Four __attribute__((vector_size(16)));
+typedef uint32_t Words __attribute__((vector_size(16)));
+template <class Bits>
+struct Raw;
+template <>
+struct Raw<uint16_t> {
+  Words bits;
+};
+template <>
+struct Raw<float> {
+  Four low, high;
+};
+FN Four four(const float* p) { return *reinterpret_cast<const Four*>(p); }
+FN Raw<uint16_t> load_raw(const uint16_t* w, int left) {
+  if (lane() * 8 >= left) return {{0, 0, 0, 0}};
+  return {__builtin_nontemporal_load(reinterpret_cast<const Words*>(w + lane() * 8))};
+}
+FN Raw<float> load_raw(const float* w, int left) {
+  if (lane() * 8 >= left) return {{0, 0, 0, 0}, {0, 0, 0, 0}};
+  return {four(w + lane() * 8), four(w + lane() * 8 + 4)};
+}
+// The first four and the last four terms of each lane.
+FN void widen(const Raw<uint16_t>& raw, Quads<kLanes>& low, Quads<kLanes>& high) {
   for (int i = 0; i < 4; ++i) {
-    Quads<kPart>& half = i < 2 ? low : high;
-    half.v[2 * i % 4] = as_float(static_cast<int>(bits[i] << 16));
-    half.v[2 * i % 4 + 1] = as_float(static_cast<int>(bits[i] & 0xffff0000u));
+    Quads<kLanes>& half = i < 2 ? low : high;
+    half.v[2 * i % 4] = as_float(static_cast<int>(raw.bits[i] << 16));
+    half.v[2 * i % 4 + 1] = as_float(static_cast<int>(raw.bits[i] & 0xffff0000u));
   }
 }
-typedef float Four __attribute__((vector_size(16)));
-FN Four four(const float* p) { return *reinterpret_cast<const Four*>(p); }
-template <int kPart>
-FN void load_quads(const float* w, int, int left, Quads<kPart>& low, Quads<kPart>& high) {
-  const bool live = lane() * 8 < left;
-  const Four a = live ? four(w + lane() * 8) : Four{0, 0, 0, 0};
-  const Four b = live ? four(w + lane() * 8 + 4) : Four{0, 0, 0, 0};
+FN void widen(const Raw<float>& raw, Quads<kLanes>& low, Quads<kLanes>& high) {
   for (int i = 0; i < 4; ++i) {
-    low.v[i] = a[i];
-    high.v[i] = b[i];
+    low.v[i] = raw.low[i];
+    high.v[i] = raw.high[i];
   }
+}
+template <class Bits>
+FN void load_quads(const Bits* w, int, int left, Quads<kLanes>& low, Quads<kLanes>& high) {
+  widen(load_raw(w, left), low, high);
 }
 // A group of 256 terms laid out so that the lanes' quads lie side by side.
 FN void stage_group(float* to, const float* x, int left) {
@@ -181,13 +241,9 @@ FN void stage_group(float* to, const float* x, int left) {
   reinterpret_cast<Four*>(to)[kLanes + lane()] = live ? four(x + lane() * 8 + 4) : zero;
 }
 template <int kPart>
-FN void staged_quads(const float* staged, int, Quads<kPart>& low, Quads<kPart>& high) {
-  const Four a = reinterpret_cast<const Four*>(staged)[lane()];
-  const Four b = reinterpret_cast<const Four*>(staged)[kLanes + lane()];
-  for (int i = 0; i < 4; ++i) {
-    low.v[i] = a[i];
-    high.v[i] = b[i];
-  }
+FN Quads<kPart> staged_half(const float* staged, int, int half) {
+  const Four a = reinterpret_cast<const Four*>(staged)[half * kLanes + lane()];
+  return {{a[0], a[1], a[2], a[3]}};
 }
 FN void prefetch(const void*) {}
 
@@ -200,5 +256,40 @@ FN void fold(const Quads<kPart>& a, int, Folded& to) {
   to.v = (a.v[0] + a.v[1]) + (a.v[2] + a.v[3]);
 }
 FN float sum(const Folded& folded) { return sum(folded.v); }
+
+// The tree over lanes for kCount values at once, kCount a power of two up to 32: a lane ends
+// with the sum of value `sum_of_lane(lane)`. While there are several values, partners share
+// them out instead of computing the same sum twice.
+template <int kCount, int kOffset = 16>
+FN float sums(const float (&values)[kCount]) {
+  if constexpr (kOffset == 0) {
+    return values[0];
+  } else if constexpr (kCount == 1) {
+    const float both[1] = {values[0] + lanes_from(values[0], lane() ^ kOffset)};
+    return sums<1, kOffset / 2>(both);
+  } else {
+    constexpr int kHalf = kCount / 2;
+    const bool upper = lane() & kOffset;
+    float half[kHalf];
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) {
+      const float a = values[i], b = values[i + kHalf];
+      half[i] = (upper ? b : a) + lanes_from(upper ? a : b, lane() ^ kOffset);
+    }
+    return sums<kHalf, kOffset / 2>(half);
+  }
+}
+constexpr int power_of_two(int atleast) {
+  int n = 1;
+  while (n < atleast) n *= 2;
+  return n;
+}
+// The highest bits of a lane's number name the value.
+template <int kCount>
+FN constexpr int sum_of_lane(int which) {
+  int shift = 5;
+  for (int n = kCount; n > 1; n /= 2) --shift;
+  return which >> shift;
+}
 
 }  // namespace hipjax::gpu

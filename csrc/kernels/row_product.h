@@ -12,7 +12,7 @@ enum class Finish : int {
   kNone = 0,
   kSilu = 1,      // silu(value / divisor)
   kStrength = 2,  // 2 sigmoid(value / divisor)
-  kAdd = 3,       // value + other[row / group, m]
+  kAdd = 3,       // value + other[(row + skipped) / group, m]
   kCombine = 4,   // streams[row, s, m] + strength[row, s] * value, for every stream s
 };
 
@@ -23,6 +23,7 @@ struct Matrix {
   const float* other;     // kAdd: what is added; kCombine: the streams
   const float* strength;  // kCombine
   int outputs;
+  int first_turn;  // of the turns that all matrices together make
   Finish finish;
 };
 
@@ -30,11 +31,21 @@ struct Matrix {
 // and up to four matrices of one depth and storage.
 struct RowProduct {
   static constexpr int kMatrices = 4;
-  static constexpr int kVariants = 2 * 2 * kMaxRows;
+  static constexpr int kVariants = 5 * kMaxRows;
   static constexpr int kGroup = 256;  // terms that one wave takes at once, eight a lane
-  static constexpr int kWaves = 8;
-  static constexpr int kOuts = 4;  // outputs of a GPU wave
-  static constexpr int kPartials = kWaves * kOuts * kMaxRows;
+  // Small matrices: more waves share the staging of a row.
+  static constexpr int waves(int variant) { return variant / kMaxRows == 4 ? 8 : 16; }
+  // Outputs that a GPU wave takes at once, so that they share the loads of staged rows; one
+  // leaves more waves to fill the card with a small matrix. AMD waves have fewer registers.
+  static constexpr int outs(bool many, int rows, bool amd) {
+    return !many ? 1 : rows <= 4 || amd ? 2 : 4;
+  }
+  // Groups of weights that a GPU wave asks for ahead of need; a chunk is a multiple of it.
+  static constexpr int ahead(bool many, int rows) { return !many || rows <= 3 ? 5 : 2; }
+  // Blocks that share a multiprocessor, which bounds the registers of a wave.
+  static constexpr int min_blocks(int variant) {
+    return variant / kMaxRows == 4 && variant % kMaxRows < 4 ? 2 : 1;
+  }
   const float* x;
   Matrix matrices[kMatrices];
   int count;
@@ -44,22 +55,23 @@ struct RowProduct {
   int quarters;    // 1: the order for long rows
   float divisor;   // of kSilu and kStrength
   int group;       // of kAdd: rows that share one row of `other`
+  int skipped;     // of kAdd: rows of the first group that are not among these
   int streams;     // of kCombine
   int chunk;       // groups of x that are staged at once
+  int many;        // 1: several outputs a GPU wave, only for bfloat16 in the common order
   int per_block;   // outputs of one turn of a block
+  int turns;
   int stride;      // blocks launched: block b takes turns b, b + stride, …
 
-  constexpr int variant() const { return (quarters * 2 + bf16) * kMaxRows + rows - 1; }
-  constexpr int turns() const {
-    int n = 0;
-    for (int i = 0; i < count; ++i) n += (matrices[i].outputs + per_block - 1) / per_block;
-    return n;
+  // Kinds of variants: bit 0 the order for long rows, bit 1 bfloat16; 4 is 2 with `many`.
+  constexpr int variant() const {
+    return (many ? 4 : bf16 * 2 + quarters) * kMaxRows + rows - 1;
   }
   constexpr int groups() const { return ((quarters ? depth / 4 : depth) + kGroup - 1) / kGroup; }
   constexpr int blocks() const { return stride; }
   constexpr int shared_bytes() const {
-    const int staged = (quarters ? 4 : 1) * rows * chunk * kGroup;
-    return 4 * (staged + (quarters ? kPartials : 0));
+    const int partials = quarters ? waves(variant()) * kMaxRows : 0;
+    return 4 * ((quarters ? 4 : 1) * rows * chunk * kGroup + partials);
   }
   constexpr long block_cost() const { return static_cast<long>(per_block) * depth * (bf16 ? 2 : 4); }
 };
@@ -71,6 +83,21 @@ struct RowProduct {
 #include "math.h"
 
 namespace hipjax::HIPJAX_TARGET {
+
+// What a variant's number says.
+template <int kVariant>
+struct Kind {
+  static constexpr int kRows = kVariant % kMaxRows + 1;
+  static constexpr bool kMany = kVariant / kMaxRows == 4;
+  static constexpr bool kQuarters = !kMany && kVariant / kMaxRows % 2 == 1;
+  static constexpr int kSlices = kQuarters ? 4 : 1;
+#if defined(__AMDGCN__)
+  static constexpr int kOuts = RowProduct::outs(kMany, kRows, true);
+#else
+  static constexpr int kOuts = RowProduct::outs(kMany, kRows, false);
+#endif
+  using Bits = std::conditional_t<kVariant / kMaxRows >= 2, uint16_t, float>;
+};
 
 // Writes a value where it goes.
 FN void finish(const RowProduct& a, const Matrix& to, int row, int m, float value) {
@@ -86,7 +113,8 @@ FN void finish(const RowProduct& a, const Matrix& to, int row, int m, float valu
       to.out[at] = 2.0f * sigmoid(value / a.divisor);
       return;
     case Finish::kAdd:
-      to.out[at] = value + to.other[static_cast<long>(row / a.group) * to.outputs + m];
+      to.out[at] =
+          value + to.other[static_cast<long>((row + a.skipped) / a.group) * to.outputs + m];
       return;
     case Finish::kCombine:
       for (int s = 0; s < a.streams; ++s) {
@@ -97,11 +125,29 @@ FN void finish(const RowProduct& a, const Matrix& to, int row, int m, float valu
   }
 }
 
-// The wide order over `groups` groups of kOuts weight rows, from their term `from` on, and of
-// kRows staged rows, `pitch` apart; the last group may have fewer than 256 of the `terms`.
+// The wide order: one group of kOuts weight rows, and of kRows staged rows, `pitch` apart.
+template <int kPart, int kOuts, int kRows>
+FN void add_group(Quads<kPart> (&total)[kOuts][kRows], int part, const Quads<kPart> (&low)[kOuts],
+                  const Quads<kPart> (&high)[kOuts], const float* staged, int pitch) {
+  HIPJAX_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    HIPJAX_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      const auto x = staged_half<kPart>(staged + static_cast<long>(r) * pitch, part, half);
+      HIPJAX_UNROLL
+      for (int o = 0; o < kOuts; ++o) {
+        total[o][r] = fma(half ? high[o] : low[o], x, total[o][r]);
+      }
+    }
+  }
+}
+
+// The same for `groups` groups, the weights from their term `from` on; the last group may have
+// fewer than 256 of the `terms`.
 template <int kPart, int kOuts, int kRows, class Bits>
-FN void add_groups(Quads<kPart> (&total)[kOuts][kRows], int part, const Bits* const (&weights)[kOuts],
-                   int from, int terms, const float* staged, int pitch, int groups) {
+FN void add_groups(Quads<kPart> (&total)[kOuts][kRows], int part,
+                   const Bits* const (&weights)[kOuts], int from, int terms, const float* staged,
+                   int pitch, int groups) {
   for (int g = 0; g < groups; ++g) {
     const int at = g * RowProduct::kGroup;
     Quads<kPart> low[kOuts], high[kOuts];
@@ -109,15 +155,7 @@ FN void add_groups(Quads<kPart> (&total)[kOuts][kRows], int part, const Bits* co
     for (int o = 0; o < kOuts; ++o) {
       load_quads(weights[o] + from + at, part, terms - from - at, low[o], high[o]);
     }
-    HIPJAX_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      Quads<kPart> x_low, x_high;
-      staged_quads(staged + static_cast<long>(r) * pitch + at, part, x_low, x_high);
-      HIPJAX_UNROLL
-      for (int o = 0; o < kOuts; ++o) {
-        total[o][r] = fma(high[o], x_high, fma(low[o], x_low, total[o][r]));
-      }
-    }
+    add_group(total, part, low, high, staged + at, pitch);
   }
 }
 
@@ -135,12 +173,8 @@ FN float narrow_dot(const Bits* weight, const float* x, int terms) {
 // Which matrix a turn works on, and its first output there.
 FN const Matrix& matrix_of(const RowProduct& a, int turn, int& first) {
   int i = 0;
-  for (; i < a.count - 1; ++i) {
-    const int turns = (a.matrices[i].outputs + a.per_block - 1) / a.per_block;
-    if (turn < turns) break;
-    turn -= turns;
-  }
-  first = turn * a.per_block;
+  while (i + 1 < a.count && turn >= a.matrices[i + 1].first_turn) ++i;
+  first = (turn - a.matrices[i].first_turn) * a.per_block;
   return a.matrices[i];
 }
 

@@ -14,6 +14,8 @@ Listed::Listed(const char* name) { names() += (names().empty() ? "" : " ") + std
 
 }  // namespace hipjax
 
+#define HIPJAX_EXPORT extern "C" __attribute__((visibility("default")))
+
 // The operations, separated by spaces; each has handlers hipjax_cpu_NAME and so on.
-extern "C" __attribute__((visibility("default"))) const char* hipjax_operations() { return hipjax::names().c_str(); }
-extern "C" __attribute__((visibility("default"))) const char* hipjax_cpu_instruction_set() { return hipjax::instruction_set(); }
+HIPJAX_EXPORT const char* hipjax_operations() { return hipjax::names().c_str(); }
+HIPJAX_EXPORT const char* hipjax_cpu_instruction_set() { return hipjax::instruction_set(); }

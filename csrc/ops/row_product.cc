@@ -7,23 +7,38 @@
 namespace hipjax {
 namespace {
 
+// How a target's threads share the work; none of it changes any value.
 template <class Target>
 void share_out(const Target& target, RowProduct& a) {
+  a.chunk = a.groups();
+  a.per_block = 32;
   if constexpr (Target::kGpu) {
-    // 96 KiB of shared memory hold the staged rows, and leave room for a second block.
-    const int room = 96 * 1024 / 4 / RowProduct::kGroup / (a.quarters ? 4 : 1) / a.rows;
-    a.chunk = std::max(1, std::min(a.groups(), room));
-    a.per_block = RowProduct::kWaves / (a.quarters ? 4 : 1) * RowProduct::kOuts;
-    a.stride = std::min(a.turns(), 2 * target.parallel());
-  } else {
-    a.chunk = a.groups();
-    a.per_block = 32;
-    a.stride = a.turns();
+    // All staged rows at once if they fit, else as many groups as fit.
+    const int slices = a.quarters ? 4 : 1;
+    int64_t outputs = 0;
+    for (int i = 0; i < a.count; ++i) outputs += a.matrices[i].outputs;
+    a.many = 1;
+    const int outs = RowProduct::outs(true, a.rows, Target::kAmd);
+    a.many = a.bf16 && !a.quarters &&
+             outputs >= outs * RowProduct::waves(a.variant()) * target.parallel();
+    const int ahead = RowProduct::ahead(a.many, a.rows);
+    const int room = Target::kSharedBytes / 4 / RowProduct::kGroup / slices / a.rows;
+    if (room < a.chunk) a.chunk = std::max(1, room / ahead) * ahead;
+    a.per_block = RowProduct::waves(a.variant()) / slices * (a.many ? outs : 1);
+  }
+  a.turns = 0;
+  for (int i = 0; i < a.count; ++i) {
+    a.matrices[i].first_turn = a.turns;
+    a.turns += (a.matrices[i].outputs + a.per_block - 1) / a.per_block;
+  }
+  a.stride = a.turns;
+  if constexpr (Target::kGpu) {
+    a.stride = std::min(a.turns, target.parallel() * std::max(1, RowProduct::min_blocks(a.variant())));
   }
 }
 
-// x [rows, depth], then `matrices` weights [outputs, depth], then what their finishes take ->
-// one result a matrix. Attributes: finishes, one a matrix; quarters; divisor; group.
+// x [rows, depth], then what the finishes take, then one weight [outputs, depth] a matrix -> one
+// result a matrix. Attributes: finishes, one a matrix; quarters; divisor; group.
 template <class Target>
 ffi::Error row_products(Target& target, const Call& call) {
   const auto x = call.operand(0);
@@ -32,17 +47,20 @@ ffi::Error row_products(Target& target, const Call& call) {
   a.count = static_cast<int>(finishes.size());
   require(a.count >= 1 && a.count <= RowProduct::kMatrices, "row_products takes 1 to 4 matrices");
   a.depth = static_cast<int>(call.dim(x, -1));
+  require(a.depth >= 1, "row_products takes rows of at least one value");
   const int rows = static_cast<int>(x.element_count() / a.depth);
   const float* first = call.floats(0, static_cast<int64_t>(rows) * a.depth);
   a.quarters = call.integer("quarters");
   a.divisor = call.real("divisor");
   a.group = call.integer("group");
-  size_t extra = 1 + a.count;
+  require(a.group >= 1 && rows % a.group == 0, "row_products: group does not divide the rows");
+  size_t extra = 1;
+  const size_t weights = call.operands() - a.count;
   for (int i = 0; i < a.count; ++i) {
     Matrix& m = a.matrices[i];
-    const auto weight = call.operand(1 + i);
+    const auto weight = call.operand(weights + i);
     m.outputs = static_cast<int>(call.dim(weight, 0));
-    const Vector stored = call.vector(1 + i, static_cast<int64_t>(m.outputs) * a.depth);
+    const Vector stored = call.vector(weights + i, static_cast<int64_t>(m.outputs) * a.depth);
     require(i == 0 || stored.bf16 == a.bf16, "row_products takes matrices of one dtype");
     m.weight = stored.data;
     a.bf16 = stored.bf16;
@@ -51,8 +69,9 @@ ffi::Error row_products(Target& target, const Call& call) {
     if (m.finish == Finish::kAdd) {
       m.other = call.floats(extra++, values / a.group);
     } else if (m.finish == Finish::kCombine) {
-      const auto streams = call.operand(extra);
-      a.streams = static_cast<int>(call.dim(streams, -2));
+      const int streams = static_cast<int>(call.dim(call.operand(extra), -2));
+      require(a.streams == 0 || a.streams == streams, "row_products takes one number of streams");
+      a.streams = streams;
       m.other = call.floats(extra++, values * a.streams);
       m.strength = call.floats(extra++, static_cast<int64_t>(rows) * a.streams);
     }
@@ -62,6 +81,7 @@ ffi::Error row_products(Target& target, const Call& call) {
   for (int from = 0; from < rows; from += kMaxRows) {
     RowProduct tile = a;
     tile.rows = std::min(kMaxRows, rows - from);
+    tile.skipped = from % a.group;
     tile.x = first + static_cast<int64_t>(from) * a.depth;
     for (int i = 0; i < a.count; ++i) {
       Matrix& m = tile.matrices[i];
@@ -71,7 +91,6 @@ ffi::Error row_products(Target& target, const Call& call) {
       if (m.finish == Finish::kCombine) m.strength += static_cast<int64_t>(from) * a.streams;
       if (m.finish == Finish::kAdd) m.other += static_cast<int64_t>(from / a.group) * m.outputs;
     }
-    require(from == 0 || kMaxRows % a.group == 0, "row_products cannot cut such groups into tiles");
     share_out(target, tile);
     const ffi::Error error = target.launch(tile);
     if (error.failure()) return error;

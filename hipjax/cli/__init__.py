@@ -92,6 +92,13 @@ def _parser() -> argparse.ArgumentParser:
         help="storage of the recurrent states; q8 takes a quarter of the memory and rounds after "
         "every token; default: %(default)s",
     )
+    add(
+        "--implementation",
+        choices=("auto", "kernel", "reference"),
+        default="auto",
+        help="what decodes: native kernels, or plain JAX; default: auto, which is kernels where "
+        "they run and else plain JAX with a warning",
+    )
     add("--json", action="store_true", help="one JSON object per line and nothing else")
     add("--compare", action="store_true", help="measure plain decoding of the same prompt too")
 

@@ -13,7 +13,7 @@ import hipjax
 from hipjax.cli.errors import FAILED, CommandError
 from hipjax.cli.output import show_table
 from hipjax.cli.runtime import devices, use_cache
-from hipjax.ffi.ops import implementations
+from hipjax.ffi import ops, registration
 
 _LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "tokenizers")
 
@@ -23,7 +23,8 @@ def run(args: argparse.Namespace) -> int:
     report = {
         "versions": _versions(),
         "platform": _platform(),
-        "operations": implementations(),
+        "kernels": _kernels(),
+        "operations": _operations(),
         "cache": _cache(),
         "bundled_model": _bundled_model(),
     }
@@ -48,6 +49,34 @@ def _platform() -> dict[str, Any]:
         return system | {"error": str(error)}
     listed = ", ".join(f"{d.id}: {d.device_kind}" for d in found)
     return system | {"backend": found[0].platform, "devices": listed}
+
+
+def _kernels() -> dict[str, Any]:
+    """The library, what it holds, and what the device in use says of it."""
+    try:
+        found = registration.report()
+        backend = devices()[0].platform
+        verdict = registration.verdict(backend)
+    except (ValueError, CommandError) as error:
+        return {"error": str(error)}
+    rows = {
+        "library": found.library,
+        "instruction set of the CPU": found.instruction_set or "none",
+        "code objects": " ".join(found.code_objects) or "none",
+    }
+    if found.missing:
+        rows["missing"] = found.missing
+    if backend != "cpu":
+        rows[backend] = verdict.reason
+    return rows
+
+
+def _operations() -> dict[str, str]:
+    try:
+        devices()
+        return ops.implementations()
+    except (ValueError, CommandError) as error:
+        return {"error": str(error)}
 
 
 def _cache() -> dict[str, Any]:

@@ -39,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
             "sampling": hipjax.SamplingConfig(ignore_eos=args.ignore_eos),
             "max_new_tokens": args.max_new_tokens,
             "recurrent": args.recurrent,
+            "implementation": args.implementation,
         }
         plain: _Start = functools.partial(hipjax.plain_stream, **request)
         start = plain

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from hipjax.ffi.registration import target
+from hipjax.ffi.registration import operations, report, target
 from hipjax.typing import Array
 
 
@@ -40,7 +40,12 @@ def call(
 
     Returns:
       The results, each with the leading axis.
+
+    Raises:
+      RuntimeError: the library is of another version and does not know the operation.
     """
+    if operation not in operations():
+        raise RuntimeError(f"{report().library} has no kernel for {operation}: build it again")
     split = len(items)
 
     @custom_vmap
@@ -53,7 +58,9 @@ def call(
             jax.ShapeDtypeStruct((count, *shape), dtype, manual_axis_type=kind)
             for shape, dtype in results
         ]
-        kernel = jax.ffi.ffi_call(target(operation), types, input_output_aliases=dict(aliases or {}))
+        kernel = jax.ffi.ffi_call(
+            target(operation), types, input_output_aliases=dict(aliases or {})
+        )
         return tuple(kernel(*operands, **attributes))
 
     @run.def_vmap

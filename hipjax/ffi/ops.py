@@ -6,19 +6,14 @@ Which one a traced function uses is fixed when it is traced.
 
 import functools
 from collections.abc import Callable
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import jax
 
-from hipjax.ffi import kernels, reference
-from hipjax.ffi.reference import (
-    decode,
-    delta_dequantised,
-    delta_output,
-    delta_quantised,
-    encode,
-    matrix_product,
-)
+from hipjax import checks
+from hipjax.ffi import kernels, reference, reference_attention, reference_delta
+from hipjax.ffi.reference import decode, encode, matrix_product
+from hipjax.ffi.reference_delta import delta_dequantised, delta_output, delta_quantised
 from hipjax.ffi.registration import verdict, warn_of_fallback
 
 Implementation = Literal["auto", "kernel", "reference"]
@@ -30,9 +25,10 @@ implementation = jax.make_user_context("auto")
 
 __all__ = [
     "argmax",
-    "attend_rows",
-    "block_scores",
-    "causal_conv",
+    "attend",
+    "attention_inputs",
+    "block_keys",
+    "checked_implementation",
     "decode",
     "delta_commit",
     "delta_commit_q8",
@@ -50,11 +46,14 @@ __all__ = [
     "implementations",
     "matrix_product",
     "ple_gate",
+    "ple_output",
     "rms_norm",
-    "rotate",
     "route",
     "row_product",
+    "row_product_add",
+    "row_product_combine",
     "row_products",
+    "select_blocks",
     "stream_norm",
     "swiglu",
 ]
@@ -82,42 +81,65 @@ def _by_kernel(name: str) -> bool:
     if found.kernels and hasattr(kernels, name):
         return True
     if wish == "kernel":
-        reason = found.reason if not found.kernels else f"there is none for {name}"
-        raise RuntimeError(
-            f'implementation is "kernel", but no kernel can run on this {backend}: {reason}'
-        )
+        raise _refusal(backend, f"there is none for {name}" if found.kernels else found.reason)
     warn_of_fallback(backend)
     return False
+
+
+def checked_implementation(value: Any) -> Implementation:
+    """The argument ``implementation`` of the public doors.
+
+    Raises:
+      TypeError, ValueError: it is not one of the three, or it is "kernel" and no kernel can
+        run on this machine's default backend.
+    """
+    wish: Implementation = checks.one_of("implementation", value, get_args(Implementation))
+    if wish == "kernel":
+        backend = jax.default_backend()
+        found = verdict(backend)
+        if not found.kernels:
+            raise _refusal(backend, found.reason)
+    return wish
+
+
+def _refusal(backend: str, reason: str) -> ValueError:
+    return ValueError(
+        f"implementation is 'kernel', but a kernel cannot run on this machine's {backend}: {reason}"
+    )
 
 
 def implementations() -> dict[str, str]:
     """For every operation, the implementation in use on this machine's default backend."""
     found = verdict(jax.default_backend())
-    return {
-        name: f"kernel ({found.reason})"
-        if found.kernels and hasattr(kernels, name)
-        else f"reference (plain JAX): {found.reason}"
-        for name in _OPERATIONS
-    }
+
+    def said(name: str) -> str:
+        if found.kernels and hasattr(kernels, name):
+            return f"kernel ({found.reason})"
+        return f"reference: {'there is no kernel for it' if found.kernels else found.reason}"
+
+    return {name: said(name) for name in _OPERATIONS}
 
 
 argmax = _operation(reference.argmax)
-attend_rows = _operation(reference.attend_rows)
-block_scores = _operation(reference.block_scores)
-causal_conv = _operation(reference.causal_conv)
-delta_commit = _operation(reference.delta_commit)
-delta_commit_q8 = _operation(reference.delta_commit_q8)
-delta_inputs = _operation(reference.delta_inputs)
-delta_rows = _operation(reference.delta_rows)
-delta_rows_q8 = _operation(reference.delta_rows_q8)
+attend = _operation(reference_attention.attend)
+attention_inputs = _operation(reference_attention.attention_inputs)
+block_keys = _operation(reference_attention.block_keys)
+delta_commit = _operation(reference_delta.delta_commit)
+delta_commit_q8 = _operation(reference_delta.delta_commit_q8)
+delta_inputs = _operation(reference_delta.delta_inputs)
+delta_rows = _operation(reference_delta.delta_rows)
+delta_rows_q8 = _operation(reference_delta.delta_rows_q8)
 expert_rows = _operation(reference.expert_rows)
 hyper_combine = _operation(reference.hyper_combine)
 hyper_mix = _operation(reference.hyper_mix)
 ple_gate = _operation(reference.ple_gate)
+ple_output = _operation(reference.ple_output)
 rms_norm = _operation(reference.rms_norm)
-rotate = _operation(reference.rotate)
 route = _operation(reference.route)
 row_product = _operation(reference.row_product)
+row_product_add = _operation(reference.row_product_add)
+row_product_combine = _operation(reference.row_product_combine)
 row_products = _operation(reference.row_products)
+select_blocks = _operation(reference_attention.select_blocks)
 stream_norm = _operation(reference.stream_norm)
 swiglu = _operation(reference.swiglu)

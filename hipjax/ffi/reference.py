@@ -28,8 +28,16 @@ def encode(x: Float[Array, "..."], dtype: jnp.dtype) -> Num[Array, "..."]:
     of its rows; an integer array is updated in place.
     """
     if dtype == jnp.uint16:
-        return lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16)
+        return _bfloat16_bits(x)
     return x.astype(dtype)
+
+
+def _bfloat16_bits(x: Array) -> Array:
+    """Rounds to the nearest, ties to even, on integers: XLA may flush what is denormal."""
+    bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    return jnp.where(is_nan, (bits >> 16) | 0x40, rounded).astype(jnp.uint16)
 
 
 def decode(stored: Num[Array, "..."]) -> Float[Array, "..."]:
@@ -69,6 +77,23 @@ def row_products(
 def row_product(x: Float[Array, "*rows K"], weight: Float[Array, "M K"]) -> Array:
     """The product of rows with one weight, see :func:`row_products`."""
     return row_products(x, (weight,))[0]
+
+
+def row_product_add(
+    x: Float[Array, "*rows C K"], weight: Float[Array, "M K"], other: Float[Array, "*rows M"]
+) -> Float[Array, "*rows C M"]:
+    """The product of every stream with one weight, and one row added to all of its streams."""
+    return row_product(x, weight) + other[..., None, :]
+
+
+def row_product_combine(
+    x: Float[Array, "*rows K"],
+    weight: Float[Array, "M K"],
+    streams: Float[Array, "*rows C M"],
+    strength: Float[Array, "*rows C"],
+) -> Float[Array, "*rows C M"]:
+    """A branch's last product, added to every stream by its strength."""
+    return hyper_combine(streams, row_product(x, weight), strength)
 
 
 def _by_pieces(weight: Array, product: Callable[[Array], Array]) -> Array:
@@ -130,19 +155,6 @@ def hyper_combine(
     return streams + strength[..., None] * branch[..., None, :]
 
 
-def rotate(
-    x: Float[Array, "*rows N width"], positions: Int[Array, "*rows"], theta: float, dims: int
-) -> Array:
-    """Rotary embedding of the first ``dims`` of the last axis, half-split pairing."""
-    half = dims // 2
-    frequency = 1.0 / (theta ** (jnp.arange(0, dims, 2, dtype=jnp.float32) / dims))
-    angle = positions.astype(jnp.float32)[..., None, None] * frequency
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
-    first, second, rest = x[..., :half], x[..., half:dims], x[..., dims:]
-    turned = (first * cos - second * sin, second * cos + first * sin, rest)
-    return jnp.concatenate(turned, axis=-1)
-
-
 def causal_conv(
     columns: Float[Array, "B past_and_T channels"],
     weight: Float[Array, "channels 1 taps"],
@@ -159,235 +171,6 @@ def causal_conv(
     )
 
 
-def delta_inputs(
-    past: Float[Array, "B past channels"],
-    columns: Float[Array, "B T channels"],
-    a: Float[Array, "B T N"],
-    b: Float[Array, "B T N"],
-    conv: Float[Array, "channels 1 taps"],
-    a_log: Float[Array, " N"],
-    dt_bias: Float[Array, " N"],
-    key_heads: int,
-    key_width: int,
-) -> tuple[Array, Array, Array, Array, Array]:
-    """What the gated delta rule reads, per token.
-
-    Args:
-      past: the inputs of the convolution before the first token.
-      columns: those of the tokens: queries, keys, values.
-      a: raw decays.
-      b: raw write strengths.
-      conv: weight of the causal convolution, the oldest tap first.
-      a_log: logarithms of the decay rates.
-      dt_bias: what is added to ``a``.
-      key_heads: heads of query and key; each serves N / key_heads value heads in turn.
-      key_width: key channels of a head.
-
-    Returns:
-      query and key [B, T, key heads, keys] of length one, the query divided by
-      sqrt(keys); value [B, T, N, values]; log decay (at most 0) and write strength
-      [B, T, N].
-    """
-    both = jnp.concatenate([past, columns], axis=1)
-    mixed = jax.nn.silu(causal_conv(both, conv, 1))
-    size = key_heads * key_width
-    query, key, value = jnp.split(mixed, [size, 2 * size], axis=-1)
-    heads = (*query.shape[:-1], key_heads, key_width)
-    rate = -jnp.exp(a_log.astype(jnp.float32))
-    return (
-        _unit(query.reshape(heads)) / jnp.sqrt(jnp.float32(key_width)),
-        _unit(key.reshape(heads)),
-        value.reshape(*a.shape, -1),
-        rate * jax.nn.softplus(a + dt_bias.astype(jnp.float32)),
-        jax.nn.sigmoid(b),
-    )
-
-
-def _unit(x: Array) -> Array:
-    """``x`` scaled to length one over the last axis (eps 1e-6, sum of squares)."""
-    return x * lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + 1e-6)
-
-
-def delta_rows(
-    query: Float[Array, "B R M keys"],
-    key: Float[Array, "B R M keys"],
-    value: Float[Array, "B R N values"],
-    decay: Float[Array, "B R N"],
-    strength: Float[Array, "B R N"],
-    gate: Float[Array, "B R N values"],
-    state: Float[Array, "B N keys values"],
-    weight: Float[Array, " values"],
-    eps: float,
-    activation: str,
-) -> tuple[Float[Array, "B R N values"], Float[Array, "B R N values"]]:
-    """Gated delta rule, row after row from ``state``, then the heads' norm and gate.
-
-    Returns:
-      The rows' outputs, and per row the correction that was written under its key: with
-      the keys and decays these are the tape from which :func:`delta_commit` finishes.
-    """
-
-    def step(state: Array, row: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
-        out, correction, state = _delta_row(state, *row)
-        return state, (out, correction)
-
-    rows = (jnp.moveaxis(part, 1, 0) for part in (query, key, value, decay, strength))
-    _, (outputs, corrections) = lax.scan(step, state, tuple(rows))
-    out = delta_output(jnp.moveaxis(outputs, 0, 1), gate, weight, eps, activation)
-    return out, jnp.moveaxis(corrections, 0, 1)
-
-
-def delta_rows_q8(
-    query: Float[Array, "B R M keys"],
-    key: Float[Array, "B R M keys"],
-    value: Float[Array, "B R N values"],
-    decay: Float[Array, "B R N"],
-    strength: Float[Array, "B R N"],
-    gate: Float[Array, "B R N values"],
-    codes: Int[Array, "B N values keys"],
-    scales: Float[Array, "B N values"],
-    length: Int[Array, " B"],
-    weight: Float[Array, " values"],
-    eps: float,
-    activation: str,
-    nearest: bool,
-) -> tuple[Float[Array, "B R N values"], Float[Array, "B R N values"]]:
-    """The same from a Q8 state, which is rounded after every row, see delta_quantised.
-
-    ``length`` is the position of row 0. An output is read before its row is rounded.
-    """
-    outputs, corrections = [], []
-    for row in range(key.shape[1]):
-        parts = (part[:, row] for part in (query, key, value, decay, strength))
-        out, correction, state = _delta_row(delta_dequantised(codes, scales), *parts)
-        codes, scales = delta_quantised(state, length + row, nearest)
-        outputs.append(out)
-        corrections.append(correction)
-    out = delta_output(jnp.stack(outputs, axis=1), gate, weight, eps, activation)
-    return out, jnp.stack(corrections, axis=1)
-
-
-def _delta_row(
-    state: Array, query: Array, key: Array, value: Array, decay: Array, strength: Array
-) -> tuple[Array, Array, Array]:
-    """One row's output and correction, and the state after it."""
-    share = value.shape[1] // key.shape[1]
-    query, key = (jnp.repeat(part, share, axis=1) for part in (query, key))
-    decayed = jnp.exp(decay)[..., None, None] * state
-    correction = strength[..., None] * (value - _read(decayed, key))
-    state = decayed + key[..., None] * correction[..., None, :]
-    return _read(state, query), correction, state
-
-
-def _read(state: Array, key: Array) -> Array:
-    return jnp.einsum("bnkv,bnk->bnv", state, key, precision=_HIGHEST)
-
-
-def delta_commit(
-    key: Float[Array, "B R M keys"],
-    correction: Float[Array, "B R N values"],
-    decay: Float[Array, "B R N"],
-    past: Float[Array, "B past channels"],
-    columns: Float[Array, "B R channels"],
-    kept: Int[Array, " B"],
-    state: Float[Array, "B N keys values"],
-) -> tuple[Array, Array]:
-    """The convolution's last inputs and the state after the first ``kept`` rows.
-
-    One read and one write of the state.
-    """
-    for row in range(key.shape[1]):
-        moved = _delta_moved(state, key[:, row], correction[:, row], decay[:, row])
-        state = jnp.where((row < kept)[:, None, None, None], moved, state)
-    return _last_columns(past, columns, kept), state
-
-
-def delta_commit_q8(
-    key: Float[Array, "B R M keys"],
-    correction: Float[Array, "B R N values"],
-    decay: Float[Array, "B R N"],
-    past: Float[Array, "B past channels"],
-    columns: Float[Array, "B R channels"],
-    kept: Int[Array, " B"],
-    codes: Int[Array, "B N values keys"],
-    scales: Float[Array, "B N values"],
-    length: Int[Array, " B"],
-    nearest: bool,
-) -> tuple[Array, Array, Array]:
-    """The same for a Q8 state: the convolution's inputs, codes and scales."""
-    for row in range(key.shape[1]):
-        state = delta_dequantised(codes, scales)
-        moved = _delta_moved(state, key[:, row], correction[:, row], decay[:, row])
-        new_codes, new_scales = delta_quantised(moved, length + row, nearest)
-        stands = (row < kept)[:, None, None]
-        codes = jnp.where(stands[..., None], new_codes, codes)
-        scales = jnp.where(stands, new_scales, scales)
-    return _last_columns(past, columns, kept), codes, scales
-
-
-def _delta_moved(state: Array, key: Array, correction: Array, decay: Array) -> Array:
-    key = jnp.repeat(key, correction.shape[1] // key.shape[1], axis=1)
-    return jnp.exp(decay)[..., None, None] * state + key[..., None] * correction[..., None, :]
-
-
-def _last_columns(past: Array, columns: Array, count: Array) -> Array:
-    both = jnp.concatenate([past, columns], axis=1)
-    width = past.shape[1]
-    return jax.vmap(lambda c, n: lax.dynamic_slice_in_dim(c, n, width))(both, count)
-
-
-def delta_quantised(
-    state: Float[Array, "B N keys values"], position: Int[Array, " B"], nearest: bool
-) -> tuple[Int[Array, "B N values keys"], Float[Array, "B N values"]]:
-    """Eight-bit codes of every value channel, and their scales.
-
-    Rounded to nearest even, or down after adding a noise in [0, 1) that is a function of
-    head, channels and ``position``, that of the last token. Source: decoding-spec 13.2.
-    """
-    rows = jnp.swapaxes(state, -1, -2)
-    peak = jnp.max(jnp.abs(rows), axis=-1, keepdims=True)
-    exact = rows * jnp.where(peak == 0, 0.0, 127.0 / peak)
-    if nearest:
-        whole = jnp.round(exact)
-    else:
-        whole = jnp.floor(exact + rounding_noise(position, rows.shape[1:]))
-    codes = jnp.nan_to_num(jnp.clip(whole, -128, 127), nan=0.0).astype(jnp.int8)
-    return codes, jnp.where(peak == 0, 1.0, peak / 127.0)[..., 0]
-
-
-def rounding_noise(
-    position: Int[Array, " B"], shape: tuple[int, ...]
-) -> Float[Array, "B N values keys"]:
-    """The noise of :func:`delta_quantised` for every head, value channel and key channel."""
-    head, channel, key = (
-        lax.broadcasted_iota(jnp.uint32, shape, axis) * np.uint32(factor)
-        for axis, factor in enumerate((1664525, 1013904223, 214013))
-    )
-    frame = position.astype(jnp.uint32) * np.uint32(2531011)
-    x = frame[:, None, None, None] + (head + channel + key)
-    x = x * np.uint32(1664525) + np.uint32(1013904223)
-    return (x >> 8).astype(jnp.float32) * np.float32(2.0**-24)
-
-
-def delta_dequantised(
-    codes: Int[Array, "B N values keys"], scales: Float[Array, "B N values"]
-) -> Float[Array, "B N keys values"]:
-    """The state that codes and scales stand for."""
-    return jnp.swapaxes(scales[..., None] * codes.astype(jnp.float32), -1, -2)
-
-
-def delta_output(
-    x: Float[Array, "*rows N values"],
-    z: Float[Array, "*rows N values"],
-    weight: Float[Array, " values"],
-    eps: float,
-    activation: str,
-) -> Array:
-    """Norm of each value head (plain weight, not ``1 + weight``), then the gate."""
-    gate = jax.nn.sigmoid if activation == "sigmoid" else jax.nn.silu
-    return _normalised(x, eps) * weight.astype(jnp.float32) * gate(z)
-
-
 def route(
     logits: Float[Array, "*rows E"], chosen: int, renormalise: bool
 ) -> tuple[Int[Array, "*rows K"], Float[Array, "*rows K"]]:
@@ -398,9 +181,8 @@ def route(
     return experts, weights
 
 
-def swiglu(gate_up: Float[Array, "*rows two_I"]) -> Array:
-    """``silu(gate) * up`` for a product that holds gate and up side by side."""
-    gate, up = jnp.split(gate_up, 2, axis=-1)
+def swiglu(gate: Float[Array, "*rows I"], up: Float[Array, "*rows I"]) -> Array:
+    """``silu(gate) * up``: what lies between an expert's two products."""
     return jax.nn.silu(gate) * up
 
 
@@ -410,64 +192,68 @@ def expert_rows(
     down: Float[Array, "E H I"],
     experts: Int[Array, "B R K"],
     weights: Float[Array, "B R K"],
+    shared: Float[Array, "B R H"],
+    share: Float[Array, "B R 1"],
 ) -> Float[Array, "B R H"]:
-    """Weighted sum of each row's experts; reads only the experts that were chosen."""
-    chosen_in, chosen_out = decode(gate_up[experts]), decode(down[experts])
-    inner = swiglu(jnp.einsum("brkih,brh->brki", chosen_in, x, precision=_HIGHEST))
-    outer = jnp.einsum("brkhi,brki->brkh", chosen_out, inner, precision=_HIGHEST)
-    return jnp.einsum("brkh,brk->brh", outer, weights, precision=_HIGHEST)
+    """Weighted sum of each row's experts, plus ``sigmoid(share) * shared``.
 
-
-def block_scores(
-    query: Float[Array, "B R N width"], keys: Num[Array, "B blocks width"]
-) -> Float[Array, "B R blocks"]:
-    """Relevance of every cached block to every row: summed positive parts over heads."""
-    products = jnp.einsum("brnd,bkd->brnk", query, decode(keys), precision=_HIGHEST)
-    return jnp.sum(jax.nn.relu(products), axis=2) / jnp.sqrt(jnp.float32(query.shape[-1]))
-
-
-def attend_rows(
-    query: Float[Array, "B R N width"],
-    keys: Num[Array, "B groups S width"],
-    values: Num[Array, "B groups S width"],
-    tokens: Int[Array, "B R L"],
-    visible: Bool[Array, "B R L"],
-) -> Float[Array, "B R N width"]:
-    """Attention of each row over its own list of cached tokens.
-
-    A slot that is not ``visible`` must still name a token that the row may read: it gets
-    weight 0, and a weight of 0 does not silence a NaN.
+    Reads only the experts that were chosen. ``shared`` is the output of the expert that
+    every row passes through.
     """
-    batch, rows, heads, width = query.shape
-    groups = keys.shape[1]
-    flat = tokens.reshape(batch, -1)
-
-    def gathered(cache: Array) -> Array:
-        picked = jax.vmap(lambda c, i: c[:, i])(cache, flat)
-        return decode(picked.reshape(batch, groups, rows, -1, width))
-
-    grouped = query.reshape(batch, rows, groups, heads // groups, width)
-    grouped = jnp.moveaxis(grouped, 1, 2) / jnp.sqrt(jnp.float32(width))
-    scores = jnp.einsum("bgrqd,bgrld->bgrql", grouped, gathered(keys), precision=_HIGHEST)
-    weights = jax.nn.softmax(jnp.where(visible[:, None, :, None], scores, -jnp.inf), axis=-1)
-    mixed = jnp.einsum("bgrql,bgrld->bgrqd", weights, gathered(values), precision=_HIGHEST)
-    return jnp.moveaxis(mixed, 1, 2).reshape(query.shape)
+    chosen_in, chosen_out = decode(gate_up[experts]), decode(down[experts])
+    products = jnp.einsum("brkih,brh->brki", chosen_in, x, precision=_HIGHEST)
+    inner = swiglu(*jnp.split(products, 2, axis=-1))
+    outer = jnp.einsum("brkhi,brki->brkh", chosen_out, inner, precision=_HIGHEST)
+    mixed = jnp.einsum("brkh,brk->brh", outer, weights, precision=_HIGHEST)
+    return mixed + jax.nn.sigmoid(share) * shared
 
 
 def ple_gate(
     key: Float[Array, "*rows C H"],
-    query: Float[Array, "*rows C H"],
+    streams: Float[Array, "*rows C H"],
     value: Float[Array, "*rows H"],
-) -> Float[Array, "*rows C H"]:
-    """The n-gram value, let through per stream by how well its key meets the stream."""
-    score = jnp.sum(key * query, axis=-1) / jnp.sqrt(jnp.float32(key.shape[-1]))
+    norms: tuple[Float[Array, " D"], Float[Array, " D"], Float[Array, " D"]],
+    eps: float,
+    scale: Float[Array, "*one"] | None = None,
+) -> tuple[Float[Array, "*rows C H"], Float[Array, "*rows C H"]]:
+    """The n-gram value, let through per stream, and that normalised for the convolution.
+
+    A stream lets it through by how well the normalised key meets the normalised stream.
+    ``norms`` are the weights for key, stream and convolution. ``scale`` is that of a float8
+    table: it multiplies key and value, which is where a factor of their input comes out.
+    """
+    norm_key, norm_query, norm_conv = norms
+    if scale is not None:
+        factor = scale.astype(jnp.float32).reshape(())
+        key, value = key * factor, value * factor
+    met = stream_norm(key, norm_key, eps) * stream_norm(streams, norm_query, eps)
+    score = jnp.sum(met, axis=-1) / jnp.sqrt(jnp.float32(key.shape[-1]))
     score = jnp.sign(score) * jnp.sqrt(jnp.maximum(jnp.abs(score), 1e-6))
-    return jax.nn.sigmoid(score)[..., None] * value[..., None, :]
+    gated = jax.nn.sigmoid(score)[..., None] * value[..., None, :]
+    return gated, stream_norm(gated, norm_conv, eps)
 
 
-def argmax(logits: Float[Array, "*rows V"]) -> Int[Array, "*rows"]:
-    """Greedy choice: non-finite logits never win, the lowest id wins a tie, else id 0."""
-    finite = jnp.where(jnp.isfinite(logits), logits, -jnp.inf)
-    best = jnp.max(finite, axis=-1, keepdims=True)
+def ple_output(
+    streams: Float[Array, "B T C H"],
+    gated: Float[Array, "B T C H"],
+    columns: Float[Array, "B past_and_T C H"],
+    weight: Float[Array, "D 1 taps"],
+    dilation: int,
+) -> Float[Array, "B T C H"]:
+    """The streams with the gated value and its convolution over time added."""
+    mixed = causal_conv(columns.reshape(*columns.shape[:2], -1), weight, dilation)
+    return streams + gated + jax.nn.silu(mixed).reshape(streams.shape)
+
+
+def argmax(logits: Float[Array, "*rows V"]) -> tuple[Int[Array, "*rows"], Bool[Array, "*rows"]]:
+    """Greedy choice: non-finite logits never win, the lowest id wins a tie, else id 0.
+
+    Also whether the row had not a single finite logit.
+    """
+    finite = jnp.isfinite(logits)
+    shown = jnp.where(finite, logits, -jnp.inf)
+    best = jnp.max(shown, axis=-1, keepdims=True)
     index = jnp.arange(logits.shape[-1], dtype=jnp.int32)
-    return jnp.min(jnp.where(finite == best, index, logits.shape[-1] - 1), axis=-1)
+    first = jnp.min(jnp.where(finite & (shown == best), index, logits.shape[-1]), axis=-1)
+    lost = ~jnp.any(finite, axis=-1)
+    return jnp.where(lost, 0, first), lost

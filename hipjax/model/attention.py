@@ -1,25 +1,22 @@
 """Gated attention over the tokens that the indexer selects.
 
-Source: model-spec sections 3.5 and 3.6. Two routes compute the same: ``rows`` gathers the
+Source: model-spec sections 3.5 and 3.6. Two routes compute the same: ``rows`` reads the
 selected tokens of each row, ``prompt`` passes once over the visible keys of a chunk.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from jax import lax
 
 from hipjax.ffi import ops
+from hipjax.ffi.reference_attention import in_pieces, piece_at
 from hipjax.model.config import ModelConfig
 from hipjax.model.layers import Linear, RMSNorm, together
-from hipjax.model.selection import (
-    in_pieces,
-    listed_tokens,
-    piece_at,
-    select_blocks,
-    selected_mask,
-)
+from hipjax.model.selection import selected_mask
 from hipjax.model.state import AttentionState, AttentionTape, write_rows
 from hipjax.typing import Array, Bool, Float, Int, Num
 
@@ -27,14 +24,38 @@ _KEY_PIECE = 1024
 
 
 class Projections(NamedTuple):
-    """What one token contributes to attention, before the cache is consulted."""
+    """What one token contributes to attention, before the cache is consulted.
 
+    Attributes:
+      projected: [B, T, N, 2, width], query and gate of every head as projected.
+      query, index_query: normed and rotated.
+      key, value: as they are cached.
+      index_key: raw, as it is cached.
+    """
+
+    projected: Array
     query: Array
-    gate: Array
     key: Array
     value: Array
     index_query: Array
     index_key: Array
+
+    @property
+    def gate(self) -> Array:
+        """[B, T, N, width], before its sigmoid."""
+        return self.projected[..., 1, :]
+
+
+@functools.cache
+def rotary_frequencies(theta: float, dims: int) -> np.ndarray:
+    """Radians by which each pair of rotating dimensions turns from token to token.
+
+    A constant of the host in float32, step by step as PyTorch computes it, so that every
+    back end turns by the same angles.
+    """
+    exponent = np.arange(0, dims, 2, dtype=np.float32) / np.float32(dims)
+    power = (np.float64(np.float32(theta)) ** exponent.astype(np.float64)).astype(np.float32)
+    return np.float32(1.0) / power
 
 
 class Indexer(nn.Module):
@@ -50,26 +71,17 @@ class Indexer(nn.Module):
         self.q_layernorm = RMSNorm(c.indexer_head_dim, c.rms_norm_eps)
         self.k_layernorm = RMSNorm(c.indexer_head_dim, c.rms_norm_eps)
 
-    def __call__(
-        self, projected: Float[Array, "B T width"], positions: Int[Array, "B T"]
-    ) -> tuple[Float[Array, "B T N index"], Float[Array, "B T index"]]:
-        """Rotated index queries, and the raw index key that is cached."""
-        c = self.config
-        both = projected.reshape(*projected.shape[:-1], -1, c.indexer_head_dim)
-        query = ops.rotate(self.q_layernorm(both[..., :-1, :]), positions, self.theta, c.rotary_dim)
-        return query, both[..., -1, :]
-
     def block_keys(
         self, aligned: Num[Array, "B aligned width"], first: Int[Array, " B"]
     ) -> Float[Array, "B blocks width"]:
         """Keys of whole blocks of raw index keys, block ``first`` being the first one."""
-        ratio = self.config.indexer_compress_ratio
-        batch, tokens, width = aligned.shape
-        raw = ops.decode(aligned).reshape(batch, tokens // ratio, ratio, width)
-        mean = self.k_layernorm(jnp.mean(raw, axis=2))
-        positions = (first[:, None] + jnp.arange(tokens // ratio)) * ratio
-        rotated = ops.rotate(mean[:, :, None], positions, self.theta, self.config.rotary_dim)
-        return rotated[:, :, 0]
+        c = self.config
+        frequencies = jnp.asarray(rotary_frequencies(self.theta, c.rotary_dim))
+        return ops.block_keys(
+            *(aligned, first, self.k_layernorm.weight, frequencies),
+            eps=c.rms_norm_eps,
+            ratio=c.indexer_compress_ratio,
+        )
 
 
 class GatedAttention(nn.Module):
@@ -97,17 +109,20 @@ class GatedAttention(nn.Module):
     def project(self, x: Float[Array, "B T H"], positions: Int[Array, "B T"]) -> Projections:
         """Normed and rotated queries and keys, values, gates and index projections."""
         c = self.config
-        both, key, value, index = together(
+        projected, key, value, index = together(
             x, self.q_proj, self.k_proj, self.v_proj, self.indexer.index_qk_proj
         )
-        both = both.reshape(*x.shape[:-1], c.num_attention_heads, 2, c.head_dim)
+        projected = projected.reshape(*x.shape[:-1], c.num_attention_heads, 2, c.head_dim)
         groups = (*x.shape[:-1], c.num_key_value_heads, c.head_dim)
-        query = ops.rotate(self.q_norm(both[..., 0, :]), positions, self.theta, c.rotary_dim)
-        key = self.k_norm(key.reshape(groups))
-        key = ops.rotate(key, positions, self.theta, c.rotary_dim)
-        index_query, index_key = self.indexer(index, positions)
+        index = index.reshape(*x.shape[:-1], -1, c.indexer_head_dim)
+        query, key, index_query = ops.attention_inputs(
+            *(projected, key.reshape(groups), index, positions),
+            *(self.q_norm.weight, self.k_norm.weight, self.indexer.q_layernorm.weight),
+            jnp.asarray(rotary_frequencies(self.theta, c.rotary_dim)),
+            eps=c.rms_norm_eps,
+        )
         return Projections(
-            query, both[..., 1, :], key, value.reshape(groups), index_query, index_key
+            projected, query, key, value.reshape(groups), index_query, index[..., -1, :]
         )
 
     def write(
@@ -133,11 +148,6 @@ class GatedAttention(nn.Module):
         )
         return written, aligned
 
-    def output(self, mixed: Float[Array, "B T N width"], gate: Array) -> Float[Array, "B T H"]:
-        """Gates the heads and brings them back to the hidden size."""
-        gated = mixed * nn.sigmoid(gate)
-        return self.o_proj(gated.reshape(*gated.shape[:-2], -1))
-
     def rows(
         self, x: Float[Array, "B R H"], state: AttentionState, length: Int[Array, " B"]
     ) -> tuple[Float[Array, "B R H"], AttentionTape]:
@@ -147,11 +157,18 @@ class GatedAttention(nn.Module):
         p = self.project(x, positions)
         count = jnp.full_like(length, x.shape[1])
         written, aligned = self.write(p, state, length, count)
-        blocks = (positions + 1) // c.indexer_compress_ratio
-        names, real = select_blocks(p.index_query, written.blocks, blocks, c.budget_blocks)
-        tokens, visible = listed_tokens(names, real, positions, c.indexer_compress_ratio)
-        mixed = ops.attend_rows(p.query, written.keys, written.values, tokens, visible)
-        return self.output(mixed, p.gate), AttentionTape(written, aligned, length)
+        ratio = c.indexer_compress_ratio
+        visible = (positions + 1) // ratio
+        selected, number = ops.select_blocks(
+            p.index_query, written.blocks, visible, c.budget_blocks
+        )
+        gated = ops.attend(
+            *(p.query, written.keys, written.values),
+            *(selected, number, positions, p.projected),
+            ratio=ratio,
+        )
+        out = self.o_proj(gated.reshape(*x.shape[:-1], -1))
+        return out, AttentionTape(written, aligned, length)
 
     def prompt(
         self,
@@ -173,7 +190,8 @@ class GatedAttention(nn.Module):
         chosen = selected_mask(p.index_query, written.blocks, blocks, c.budget_blocks)
         mixed = attend_chunk(p.query, written, chosen, positions, length + count)
         state = written.keep_pending(aligned, length, length + count)
-        return self.output(mixed, p.gate), state, chosen
+        gated = mixed * nn.sigmoid(p.gate)
+        return self.o_proj(gated.reshape(*x.shape[:-1], -1)), state, chosen
 
 
 def attend_chunk(

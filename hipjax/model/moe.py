@@ -26,6 +26,13 @@ class Routing(NamedTuple):
     weights: Array
 
 
+class Shared(NamedTuple):
+    """The shared expert's output [B, T, H], and the logit of its weight [B, T, 1]."""
+
+    output: Array
+    logit: Array
+
+
 class Experts(nn.Module):
     """The routed experts' weights, fused over experts and over gate and up."""
 
@@ -40,11 +47,12 @@ class Experts(nn.Module):
         )
         self.down_proj = self.param("down_proj", init, (c.num_experts, c.hidden_size, width))
 
-    def rows(self, x: Float[Array, "B R H"], routing: Routing) -> Float[Array, "B R H"]:
-        """Each row's experts, weighted and summed."""
-        return ops.expert_rows(
-            x, self.gate_up_proj, self.down_proj, routing.experts, routing.weights
-        )
+    def rows(
+        self, x: Float[Array, "B R H"], routing: Routing, shared: Shared
+    ) -> Float[Array, "B R H"]:
+        """Each row's experts, weighted and summed, and the shared expert's part."""
+        chosen = routing.experts, routing.weights
+        return ops.expert_rows(x, self.gate_up_proj, self.down_proj, *chosen, *shared)
 
     def prompt(self, x: Float[Array, "B T H"], routing: Routing) -> Float[Array, "B T H"]:
         """The same for many tokens, by blocks of tokens that chose the same expert."""
@@ -85,24 +93,24 @@ class MoE(nn.Module):
         self.shared_expert = SharedExpert(c)
         self.shared_expert_gate = Linear(c.hidden_size, 1, scale)
 
-    def everywhere(self, x: Float[Array, "B T H"]) -> tuple[Float[Array, "B T H"], Routing]:
-        """What every token computes: the shared expert's output and the router's verdict."""
+    def everywhere(self, x: Float[Array, "B T H"]) -> tuple[Routing, Shared]:
+        """What every token computes: the router's verdict and the shared expert."""
         c, shared = self.config, self.shared_expert
         logits, gate, up, share = together(
             x, self.gate, shared.gate_proj, shared.up_proj, self.shared_expert_gate
         )
-        out = nn.sigmoid(share) * shared.down_proj(nn.silu(gate) * up)
-        return out, Routing(logits, *ops.route(logits, c.num_experts_per_tok, c.norm_topk_prob))
+        routing = Routing(logits, *ops.route(logits, c.num_experts_per_tok, c.norm_topk_prob))
+        return routing, Shared(shared.down_proj(ops.swiglu(gate, up)), share)
 
     def rows(self, x: Float[Array, "B R H"]) -> Float[Array, "B R H"]:
         """Decoded rows."""
-        shared, routing = self.everywhere(x)
-        return self.experts.rows(x, routing) + shared
+        return self.experts.rows(x, *self.everywhere(x))
 
     def prompt(self, x: Float[Array, "B T H"]) -> tuple[Float[Array, "B T H"], Routing]:
         """A prompt chunk, and the router's verdict on it."""
-        shared, routing = self.everywhere(x)
-        return self.experts.prompt(x, routing) + shared, routing
+        routing, shared = self.everywhere(x)
+        mixed = self.experts.prompt(x, routing)
+        return mixed + nn.sigmoid(shared.logit) * shared.output, routing
 
 
 def expert_blocks(
@@ -136,8 +144,8 @@ def expert_blocks(
 
     def run(block: tuple[Array, Array]) -> Array:
         expert, rows = block
-        inner = ops.swiglu(ops.matrix_product(padded[rows], gate_up[expert]))
-        return ops.matrix_product(inner, down[expert])
+        gate, up = jnp.split(ops.matrix_product(padded[rows], gate_up[expert]), 2, axis=-1)
+        return ops.matrix_product(ops.swiglu(gate, up), down[expert])
 
     each = (gate_up[0].size + down[0].size) * 4
     at_once = max(1, min(blocks, _GATHER_BYTES // each))

@@ -46,7 +46,7 @@ class Entry(nn.Module):
         flat = carries.reshape(*carries.shape[:2], -1)
         normed = self.pre_fc_norm_hidden(flat).reshape(carries.shape)
         token = self.fc_embedding(self.pre_fc_norm_embedding(embedded))
-        return self.fc_hidden(normed) + token[:, :, None]
+        return ops.row_product_add(normed, self.fc_hidden.weight, token)
 
 
 def head_layer(config: ModelConfig) -> Layer:

@@ -8,14 +8,14 @@ from flax import linen as nn
 
 from hipjax.ffi import ops
 from hipjax.model.config import ModelConfig
-from hipjax.model.layers import Linear, StreamNorm, Weight, conv_init
+from hipjax.model.layers import Linear, StreamNorm, Weight, conv_init, together
 from hipjax.model.ngram import row_ids
 from hipjax.model.state import PLEState, PLETape
 from hipjax.typing import Array, Float, Int
 
 
 class NgramTableWeight(nn.Module):
-    """The n-gram table; a float8 table comes with one scale, applied after the gather."""
+    """The n-gram table; a float8 table comes with one scale, which ``ops.ple_gate`` applies."""
 
     rows: int
     width: int
@@ -29,10 +29,7 @@ class NgramTableWeight(nn.Module):
         self.weight_scale: Array | None = found
 
     def __call__(self, rows: Int[Array, "B T heads"]) -> Float[Array, "B T heads width"]:
-        picked = ops.decode(self.weight[rows])
-        if self.weight_scale is None:
-            return picked
-        return picked * self.weight_scale.astype(jnp.float32)
+        return ops.decode(self.weight[rows])
 
 
 class NgramEmbedding(nn.Module):
@@ -61,6 +58,10 @@ class NgramEmbedding(nn.Module):
         )
         picked = self.ngram_embedding(rows)
         return picked.reshape(*picked.shape[:2], -1)
+
+    def scale(self) -> Array | None:
+        """The table's own scale, which the result of a call still lacks."""
+        return self.ngram_embedding.weight_scale
 
 
 class PLE(nn.Module):
@@ -92,12 +93,17 @@ class PLE(nn.Module):
         """The streams with the block's output added, and the tape of all T tokens."""
         c = self.config
         embedded = self.ple_embedding(tokens, state.tokens)
-        key = self.norm_key(self.key_proj(embedded).reshape(streams.shape))
-        value = self.value_proj(embedded)
-        gated = ops.ple_gate(key, self.norm_query(streams), value)
-        columns = jnp.concatenate([state.conv, self.norm_conv(gated)], axis=1)
-        flat = columns.reshape(*columns.shape[:2], -1)
-        mixed = nn.silu(ops.causal_conv(flat, self.conv1d(), c.ngram_size))
+        key, value = together(embedded, self.key_proj, self.value_proj)
+        norms = (self.norm_key.weight, self.norm_query.weight, self.norm_conv.weight)
+        gated, normed = ops.ple_gate(
+            key.reshape(streams.shape),
+            streams,
+            value,
+            norms,
+            c.rms_norm_eps,
+            self.ple_embedding.scale(),
+        )
+        columns = jnp.concatenate([state.conv, normed], axis=1)
+        streams = ops.ple_output(streams, gated, columns, self.conv1d(), c.ngram_size)
         seen = jnp.concatenate([state.tokens, tokens], axis=1)
-        tape = PLETape(columns, seen, tokens.shape[1])
-        return streams + gated + mixed.reshape(streams.shape), tape
+        return streams, PLETape(columns, seen, tokens.shape[1])

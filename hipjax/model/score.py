@@ -9,6 +9,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from hipjax import checks
+from hipjax.ffi import ops
 from hipjax.model.config import ModelConfig
 from hipjax.model.state import DecodeState
 from hipjax.model.trunk import trunk_logits, trunk_prompt, trunk_rows
@@ -27,6 +28,7 @@ def logits(
     rows: bool = False,
     cache_dtype: DTypeLike = jnp.bfloat16,
     recurrent: str = "float32",
+    implementation: ops.Implementation = "auto",
 ) -> Array:
     """Logits of the next token at every position; pure, and may be jitted.
 
@@ -38,9 +40,12 @@ def logits(
       lengths: [B] tokens of each sequence, the rest being padding; None means all T.
         Logits past a sequence's length are zero.
       chunk: tokens that run at once, at least 1.
-      rows: use the numerics of the decode path in place of the prompt path's.
+      rows: use the numerics of the decode path in place of the prompt path's, which is plain
+        JAX and may be differentiated.
       cache_dtype: dtype of cached keys and values, bfloat16 or float32.
       recurrent: storage of the recurrent states, "float32", "q8" or "q8_nearest".
+      implementation: of the decode path: "kernel", "reference" (plain JAX), or "auto", which
+        is kernels where they run and else plain JAX with one warning.
 
     Returns:
       float32 [T, V] or [B, T, V].
@@ -55,6 +60,11 @@ def logits(
       (3, 2048)
     """
     checks.boolean("rows", rows)
+    wish = ops.checked_implementation(implementation)
+    if wish == "kernel" and not rows:
+        raise ValueError(
+            "implementation is 'kernel', but only the decode path has kernels: rows=True"
+        )
     chunk = checks.integer("chunk", chunk, 1)
     given = _checked_tokens(tokens, config)
     single, batch = given.ndim == 1, jnp.atleast_2d(given)
@@ -82,7 +92,8 @@ def logits(
         live = jnp.arange(chunk) < left[:, None]
         return state, jnp.where(live[..., None], trunk_logits(params, streams, config=config), 0)
 
-    _, parts = lax.scan(visit, state, pieces)
+    with ops.implementation(wish if rows else "reference"):
+        _, parts = lax.scan(visit, state, pieces)
     out = jnp.moveaxis(parts, 0, 1).reshape(batch.shape[0], -1, config.vocab_size)[:, :length]
     return out[0] if single else out
 

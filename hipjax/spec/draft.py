@@ -35,7 +35,7 @@ def head_drafts(
     assert start is not None
 
     def best(carry: Array) -> Array:
-        return ops.argmax(head_logits(params, carry, config=config))
+        return ops.argmax(head_logits(params, carry, config=config))[0]
 
     def extend(
         loop: tuple[HeadState, Array], depth: Array

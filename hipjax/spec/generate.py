@@ -16,6 +16,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from hipjax import checks
+from hipjax.ffi import ops
 from hipjax.model.config import ModelConfig
 from hipjax.model.state import DecodeState
 from hipjax.spec.config import SamplingConfig, SpeculationConfig
@@ -91,6 +92,7 @@ def generate(
     max_new_tokens: int = 128,
     cache_dtype: DTypeLike = jnp.bfloat16,
     recurrent: str = "float32",
+    implementation: ops.Implementation = "auto",
 ) -> Result:
     """Plain decoding of one request: one token per step.
 
@@ -106,7 +108,16 @@ def generate(
       (4, 'length')
     """
     request = _Request.checked(
-        params, key, prompt, config, sampling, 0, max_new_tokens, cache_dtype, recurrent
+        params,
+        key,
+        prompt,
+        config,
+        sampling,
+        0,
+        max_new_tokens,
+        cache_dtype,
+        recurrent,
+        implementation,
     )
     return _collected(request.windows())
 
@@ -122,6 +133,7 @@ def speculative_generate(
     max_new_tokens: int = 128,
     cache_dtype: DTypeLike = jnp.bfloat16,
     recurrent: str = "float32",
+    implementation: ops.Implementation = "auto",
 ) -> Result:
     """Decodes one request with the model's own head as drafter; the ids are plain decoding's.
 
@@ -137,6 +149,8 @@ def speculative_generate(
       recurrent: storage of the recurrent states: "float32"; "q8", eight bits, rounded with a
         noise that a token's position fixes; or "q8_nearest". The ids depend on it, but not
         on speculation.
+      implementation: of the decode path: "kernel", "reference" (plain JAX), or "auto", which
+        is kernels where they run and else plain JAX with one warning.
 
     Returns:
       The emitted ids, why they end, and statistics.
@@ -166,6 +180,7 @@ def speculative_generate(
             max_new_tokens=max_new_tokens,
             cache_dtype=cache_dtype,
             recurrent=recurrent,
+            implementation=implementation,
         )
     )
 
@@ -181,6 +196,7 @@ def speculative_stream(
     max_new_tokens: int = 128,
     cache_dtype: DTypeLike = jnp.bfloat16,
     recurrent: str = "float32",
+    implementation: ops.Implementation = "auto",
 ) -> Iterator[Window]:
     """The same, yielding each window as it ends; the first one holds the first token.
 
@@ -194,7 +210,16 @@ def speculative_stream(
         )
     drafts = checks.instance("speculation", speculation, SpeculationConfig).mtp_k
     request = _Request.checked(
-        params, key, prompt, config, sampling, drafts, max_new_tokens, cache_dtype, recurrent
+        params,
+        key,
+        prompt,
+        config,
+        sampling,
+        drafts,
+        max_new_tokens,
+        cache_dtype,
+        recurrent,
+        implementation,
     )
     return request.windows()
 
@@ -209,10 +234,20 @@ def plain_stream(
     max_new_tokens: int = 128,
     cache_dtype: DTypeLike = jnp.bfloat16,
     recurrent: str = "float32",
+    implementation: ops.Implementation = "auto",
 ) -> Iterator[Window]:
     """Plain decoding as a stream, with the arguments of :func:`generate`."""
     request = _Request.checked(
-        params, key, prompt, config, sampling, 0, max_new_tokens, cache_dtype, recurrent
+        params,
+        key,
+        prompt,
+        config,
+        sampling,
+        0,
+        max_new_tokens,
+        cache_dtype,
+        recurrent,
+        implementation,
     )
     return request.windows()
 
@@ -237,6 +272,7 @@ class _Request:
     budget: int
     cache_dtype: DTypeLike
     recurrent: str
+    implementation: ops.Implementation
 
     @classmethod
     def checked(
@@ -250,6 +286,7 @@ class _Request:
         max_new_tokens: int,
         cache_dtype: DTypeLike,
         recurrent: str,
+        implementation: ops.Implementation,
     ) -> "_Request":
         checks.random_key(key)
         ids = checks.prompt(prompt, config.vocab_size, config.max_position_embeddings)
@@ -261,7 +298,8 @@ class _Request:
         room = config.max_position_embeddings - ids.size
         dtype = checks.cache_dtype(cache_dtype)
         storage = checks.recurrent(recurrent)
-        return cls(params, ids, config, stops, drafts, min(budget, room), dtype, storage)
+        wish = ops.checked_implementation(implementation)
+        return cls(params, ids, config, stops, drafts, min(budget, room), dtype, storage, wish)
 
     def windows(self) -> Iterator[Window]:
         """Runs the request."""
@@ -288,9 +326,11 @@ class _Request:
         budget = jnp.array([self.budget - 1], jnp.int32)
         while reason is None:
             began = time.perf_counter()
-            state, seed, budget, report = _window(
-                self.params, state, seed, budget, stops, config=self.config, drafts=self.drafts
-            )
+            # Not around the loop: between two windows the setting must not reach the caller.
+            with ops.implementation(self.implementation):
+                state, seed, budget, report = _window(
+                    self.params, state, seed, budget, stops, config=self.config, drafts=self.drafts
+                )
             out = StepOut.unpacked(np.asarray(report))
             emitted, drafted, accepted = (
                 int(x[0]) for x in (out.emitted, out.drafted, out.accepted)
@@ -314,31 +354,38 @@ class _Request:
             tokens = np.zeros((1, PROMPT_CHUNK), np.int32)
             tokens[0, : piece.size] = piece
             after = ids[begin + PROMPT_CHUNK] if begin + PROMPT_CHUNK < ids.size else -1
-            state, pick, lost = _prefill(
-                self.params,
-                state,
-                jnp.asarray(tokens),
-                jnp.array([piece.size], jnp.int32),
-                jnp.array([after], jnp.int32),
-                config=self.config,
-            )
+            with ops.implementation(self.implementation):
+                state, pick, lost = _prefill(
+                    self.params,
+                    state,
+                    jnp.asarray(tokens),
+                    jnp.array([piece.size], jnp.int32),
+                    jnp.array([after], jnp.int32),
+                    config=self.config,
+                )
         return state, pick, lost
 
     def _compile_prefill(self, state: DecodeState) -> None:
         """Compiles the prompt's program first and alone: the first token waits for it."""
         one = np.zeros(1, np.int32)
         arguments = (self.params, state, np.zeros((1, PROMPT_CHUNK), np.int32), one, one)
-        _prefill.lower(*_shapes(arguments), config=self.config).compile()
+        with ops.implementation(self.implementation):
+            _prefill.lower(*_shapes(arguments), config=self.config).compile()
 
     def _compiling(self, state: DecodeState) -> Future[Any]:
         """Compiles the window in a thread, while the prompt is consumed and handed out."""
         arguments = (self.params, state, np.zeros(1, np.int32), np.zeros(1, np.int32), self.stops)
         shapes, config, drafts = _shapes(arguments), self.config, self.drafts
+        wish = self.implementation
         executor = ThreadPoolExecutor(1, "hipjax-compile")
-        # The thread holds shapes only: a dropped request frees its memory at once.
-        future = executor.submit(
-            lambda: _window.lower(*shapes, config=config, drafts=drafts).compile()
-        )
+
+        # The thread holds shapes only: a dropped request frees its memory at once. It has
+        # jax's settings of its own.
+        def compile_window() -> None:
+            with ops.implementation(wish):
+                _window.lower(*shapes, config=config, drafts=drafts).compile()
+
+        future = executor.submit(compile_window)
         executor.shutdown(wait=False)
         return future
 

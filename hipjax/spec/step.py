@@ -15,7 +15,7 @@ from hipjax.model.state import DecodeState
 from hipjax.model.trunk import trunk_logits, trunk_prompt, trunk_rows
 from hipjax.spec import accept
 from hipjax.spec.draft import head_drafts
-from hipjax.typing import Array, Bool, Float, Int, Leaf, Params
+from hipjax.typing import Array, Int, Leaf, Params
 
 
 class StepOut(NamedTuple):
@@ -75,7 +75,7 @@ def prefill_chunk(
     before = state.length
     streams, state, _ = trunk_prompt(params, tokens, count, state, config=config)
     logits = trunk_logits(params, state.carry, config=config)
-    pick = ops.argmax(logits)
+    pick, lost = ops.argmax(logits)
     if state.head is not None:
         after = jnp.where(following >= 0, following, pick)
         shifted = jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)))
@@ -90,7 +90,7 @@ def prefill_chunk(
             config=config,
         )
         state = state.replace(head=head)
-    return state, pick, _without_finite(logits).astype(jnp.int32)
+    return state, pick, lost.astype(jnp.int32)
 
 
 def step(
@@ -124,7 +124,7 @@ def step(
         block = jnp.concatenate([block, proposed], axis=1)
     tape = trunk_rows(params, block, state, config=config)
     logits = trunk_logits(params, tape.streams, config=config)
-    picks = ops.argmax(logits)
+    picks, lost = ops.argmax(logits)
     allowed = jnp.clip(budget - 1, 0, drafts)
     verdict = accept.greedy(proposed, picks, allowed, stops)
     active = budget > 0
@@ -132,7 +132,6 @@ def step(
     state = tape.commit(emitted)
     if state.head is not None:
         state = extend(params, picks, tape.streams, state, emitted, config=config)
-    lost = _without_finite(logits)
     out = StepOut(
         tokens=picks,
         emitted=emitted,
@@ -142,7 +141,3 @@ def step(
         nonfinite=jnp.sum(lost & (jnp.arange(picks.shape[1]) < emitted[:, None]), axis=1),
     )
     return state, out
-
-
-def _without_finite(logits: Float[Array, "*rows V"]) -> Bool[Array, "*rows"]:
-    return ~jnp.any(jnp.isfinite(logits), axis=-1)

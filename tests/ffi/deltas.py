@@ -73,9 +73,7 @@ PER_ROW = ("query", "key", "value", "decay", "strength", "gate", "columns", "a",
 
 def one_row(given: dict[str, Any], row: int) -> dict[str, Any]:
     """The same with one of its rows only."""
-    return {
-        name: x[:, row : row + 1] if name in PER_ROW else x for name, x in given.items()
-    }
+    return {name: x[:, row : row + 1] if name in PER_ROW else x for name, x in given.items()}
 
 
 def picked(given: dict[str, Any], *names: str) -> list[jax.Array]:
@@ -118,9 +116,7 @@ def _commit(*operands: jax.Array, nearest: bool | None) -> tuple[jax.Array, ...]
     return ops.delta_commit_q8(*operands, nearest)
 
 
-def commit(
-    given: dict[str, Any], kept: Any, nearest: bool | None = None
-) -> tuple[jax.Array, ...]:
+def commit(given: dict[str, Any], kept: Any, nearest: bool | None = None) -> tuple[jax.Array, ...]:
     """The convolution's inputs and the state, or codes and scales, after ``kept`` rows."""
     state = ("state",) if nearest is None else ("codes", "scales", "length")
     given = {**given, "kept": np.broadcast_to(np.int32(kept), given["key"].shape[:1])}

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hipjax.ffi import ops, reference
+from hipjax.ffi import ops, reference_delta
 from tests.ffi import deltas, support
 from tests.ffi.deltas import SIZES, Sizes
 
@@ -106,9 +106,7 @@ def test_a_row_is_a_row(name: str) -> None:
     given = deltas.rows_of(SIZES[name], 2, 9)
     alone, states = deltas.stepped(given)
     for number in range(1, 10):
-        some = {
-            key: x[:, :number] if key in deltas.PER_ROW else x for key, x in given.items()
-        }
+        some = {key: x[:, :number] if key in deltas.PER_ROW else x for key, x in given.items()}
         found = deltas.rows(some)
         for row in range(number):
             for ours, theirs in zip(found, alone[row], strict=True):
@@ -264,11 +262,11 @@ def test_close_to_the_reference() -> None:
     sizes = SIZES["nano"]
     given = deltas.rows_of(sizes, 2, 3)
     names = ("past", "columns", "a", "b", "conv", "a_log", "dt_bias")
-    twins = reference.delta_inputs(*deltas.picked(given, *names), sizes.key_heads, sizes.keys)
+    twins = reference_delta.delta_inputs(*deltas.picked(given, *names), sizes.key_heads, sizes.keys)
     for ours, theirs in zip(deltas.inputs(given, sizes), twins, strict=True):
         assert_close(ours, theirs)
     names = ("query", "key", "value", "decay", "strength", "gate", "state", "weight")
-    twins = reference.delta_rows(*deltas.picked(given, *names), deltas.EPS, "silu")
+    twins = reference_delta.delta_rows(*deltas.picked(given, *names), deltas.EPS, "silu")
     for ours, theirs in zip(deltas.rows(given, "silu"), twins, strict=True):
         assert_close(ours, theirs, 1e-4)
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hipjax.ffi import ops
+from hipjax.ffi import reference_attention as reference
 from hipjax.model import attention, selection
 from hipjax.model.state import AttentionState
 
@@ -44,7 +45,7 @@ def best_blocks(
 
 @PIECES
 def test_selection_is_exact(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "_BLOCK_PIECE", piece)
+    monkeypatch.setattr(reference, "_BLOCK_PIECE", piece)
     ties = 0
     for seed in range(12):
         query, keys = drawn(seed)
@@ -55,13 +56,16 @@ def test_selection_is_exact(piece: int, monkeypatch: pytest.MonkeyPatch) -> None
         arguments = (jnp.asarray(query), stored, jnp.asarray(visible))
         for budget in (1, 3, 12):
             expected = best_blocks(query, keys, visible, budget)
-            names, real = (np.asarray(part) for part in selection.select_blocks(*arguments, budget))
+            names, count = map(np.asarray, reference.select_blocks(*arguments, budget))
+            by_kernel = map(np.asarray, ops.select_blocks(*arguments, budget))
+            for found, wanted in zip(by_kernel, (names, count), strict=True):
+                np.testing.assert_array_equal(found, wanted)
             mask = np.asarray(selection.selected_mask(*arguments, budget))
             for b in range(BATCH):
                 for r in range(ROWS):
-                    assert names[b, r][real[b, r]].tolist() == expected[b][r]
+                    assert names[b, r][: count[b, r]].tolist() == sorted(expected[b][r])
                     assert np.flatnonzero(mask[b, r]).tolist() == sorted(expected[b][r])
-            scores = np.asarray(ops.block_scores(arguments[0], jnp.asarray(keys)))
+            scores = np.asarray(reference.block_scores(arguments[0], jnp.asarray(keys)))
             ties += sum(len(set(row[:v])) < v for row, v in zip(scores[0], visible[0], strict=True))
     assert ties > 50
 
@@ -84,16 +88,17 @@ def test_another_rule_for_ties_is_noticed() -> None:
 def test_listed_tokens(ratio: int, position: int, chosen: int) -> None:
     """The tokens of the blocks, the tail after the last whole one, and nothing else."""
     whole = (position + 1) // ratio
-    names = np.arange(3)[::-1].astype(np.int32)
-    real = np.arange(3) < min(chosen, whole)
-    names = np.where(real, np.minimum(names, max(whole - 1, 0)), 0).astype(np.int32)
-    tokens, visible = selection.listed_tokens(
-        *(jnp.asarray(names)[None, None], jnp.asarray(real)[None, None]),
+    count = min(chosen, whole)
+    names = np.full(3, -1, np.int32)
+    names[:count] = whole - 1 - np.arange(count)[::-1]
+    tokens, visible = reference.listed_tokens(
+        jnp.asarray(names)[None, None],
+        jnp.full((1, 1), count, jnp.int32),
         jnp.full((1, 1), position, jnp.int32),
         ratio,
     )
     tokens, visible = np.asarray(tokens[0, 0]), np.asarray(visible[0, 0])
-    inside = [int(n) * ratio + i for n in names[real] for i in range(ratio)]
+    inside = [int(n) * ratio + i for n in names[:count] for i in range(ratio)]
     assert tokens[visible].tolist() == [*inside, *range(whole * ratio, position + 1)]
     # The others may be read, so they have to be something that is there.
     assert (tokens[~visible] == position).all()
@@ -151,7 +156,7 @@ def test_chunk_attends_to_its_selection(
         at = np.flatnonzero(seen[b, t])
         tokens[b, t, : at.size], visible[b, t, : at.size] = at, True
     some = visible.any(axis=-1)
-    listed = ops.attend_rows(
+    listed = reference.attend_rows(
         *(jnp.asarray(query), cache.keys, cache.values),
         *(jnp.asarray(tokens), jnp.asarray(visible)),
     )
@@ -165,14 +170,14 @@ def test_chunk_attends_to_its_selection(
 def test_a_piece_at_the_end_is_moved_back() -> None:
     array = jnp.arange(10.0)[None, :, None]
     for begin, first in ((0, 0), (4, 4), (8, 6)):
-        rows, index = selection.piece_at(array, jnp.int32(begin), 4)
+        rows, index = reference.piece_at(array, jnp.int32(begin), 4)
         assert np.asarray(index).tolist() == list(range(first, first + 4))
         assert np.asarray(rows[0, :, 0]).tolist() == list(range(first, first + 4))
 
 
 def test_pieces_past_what_is_visible_are_skipped() -> None:
     for visible, expected in ((1, [0]), (4, [0]), (5, [0, 4]), (9, [0, 4, 8]), (99, [0, 4, 8])):
-        total = selection.in_pieces(
+        total = reference.in_pieces(
             lambda carry, begin: carry.at[begin].set(1), jnp.zeros(12), 10, 4, jnp.int32(visible)
         )
         assert np.flatnonzero(np.asarray(total)).tolist() == expected

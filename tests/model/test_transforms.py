@@ -164,7 +164,7 @@ def greedy_step(
     config, _ = support.model("tiny")
     one = jnp.ones_like(token)
     tape = trunk_rows(params, jnp.tile(token[:, None], rows), state, config=config)
-    following = ops.argmax(trunk_logits(params, tape.streams[:, 0], config=config))
+    following = ops.argmax(trunk_logits(params, tape.streams[:, 0], config=config))[0]
     follower = jnp.tile(following[:, None], rows)
     state = extend(params, follower, tape.streams, tape.commit(one), one, config=config)
     return following, state

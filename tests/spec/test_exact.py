@@ -1,0 +1,95 @@
+"""Greedy speculation equals plain decoding bit for bit: every token, and every state."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+import pytest
+
+from hipjax.ffi import ops, reference
+from tests.spec.exact import Trail, decoded, differences, prompts
+
+COUNT, BATCH, NEW_TOKENS = 60, 12, 256
+BATCHES = [prompts(COUNT)[i : i + BATCH] for i in range(0, COUNT, BATCH)]
+RECURRENT = ("float32", "q8")
+# With HIPJAX_EXHAUSTIVE=1 every batch is decoded at every depth, else at some in turn.
+EXHAUSTIVE = os.environ.get("HIPJAX_EXHAUSTIVE") == "1"
+
+
+@functools.cache
+def plain(batch: int, recurrent: str) -> Trail:
+    return decoded(BATCHES[batch], NEW_TOKENS, recurrent, itertools.repeat(0))
+
+
+def mixed(seed: int) -> Iterator[int]:
+    """Depths 0 to 7 in no order."""
+    rng = np.random.default_rng(seed)
+    while True:
+        yield int(rng.integers(0, 8))
+
+
+def depths_of(batch: int) -> tuple[int, ...]:
+    if EXHAUSTIVE:
+        return tuple(range(1, 8))
+    return tuple(sorted({(3 * batch + i) % 7 + 1 for i in (0, 1)}))
+
+
+@pytest.mark.parametrize("recurrent", RECURRENT)
+@pytest.mark.parametrize("batch", range(len(BATCHES)))
+def test_every_token_and_every_state(batch: int, recurrent: str) -> None:
+    wanted = plain(batch, recurrent)
+    assert all(len(tokens) == NEW_TOKENS for tokens in wanted.tokens)
+    for depth in depths_of(batch):
+        found = decoded(BATCHES[batch], NEW_TOKENS, recurrent, itertools.repeat(depth))
+        assert not differences(found, wanted), depth
+        assert found.accepted > 100  # speculation did happen
+
+
+@pytest.mark.parametrize("recurrent", RECURRENT)
+@pytest.mark.parametrize("batch", range(len(BATCHES)))
+def test_depths_mixed_within_a_request(batch: int, recurrent: str) -> None:
+    found = decoded(BATCHES[batch], NEW_TOKENS, recurrent, mixed(batch))
+    assert not differences(found, plain(batch, recurrent))
+
+
+def test_all_depths_are_covered() -> None:
+    assert {d for batch in range(len(BATCHES)) for d in depths_of(batch)} == set(range(1, 8))
+
+
+def test_products_of_xla_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: with XLA's dots in place of the row products, some state differs."""
+
+    def dots(x: jax.Array, weights: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        return tuple(reference.matrix_product(x, weight) for weight in weights)
+
+    monkeypatch.setattr(ops, "row_products", dots)
+    monkeypatch.setattr(ops, "row_product", reference.matrix_product)
+    jax.clear_caches()
+    try:
+        few = BATCHES[0][:2]
+        wanted = decoded(few, 64, "float32", itertools.repeat(0))
+        found = decoded(few, 64, "float32", itertools.repeat(3))
+        assert differences(found, wanted)
+    finally:
+        monkeypatch.undo()
+        jax.clear_caches()
+
+
+def test_a_single_bit_would_be_seen() -> None:
+    """Negative control of the fingerprints."""
+    wanted = plain(0, "float32")
+    other = decoded(BATCHES[0][:1], 8, "float32", itertools.repeat(0))
+    assert not differences(
+        Trail([other.tokens[0]], [other.states[0]], 0),
+        Trail([wanted.tokens[0][:8]], [wanted.states[0]], 0),
+    )
+    spoiled = {n: bytes([mark[0] ^ 1]) + mark[1:] for n, mark in other.states[0].items()}
+    assert differences(
+        Trail([other.tokens[0]], [spoiled], 0),
+        Trail([wanted.tokens[0][:8]], [wanted.states[0]], 0),
+    )
