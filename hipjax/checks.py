@@ -79,6 +79,19 @@ def cache_dtype(value: Any) -> np.dtype[Any]:
     return dtype
 
 
+RECURRENT = ("float32", "q8", "q8_nearest")
+
+
+def recurrent(value: Any) -> str:
+    """The storage of a recurrent state.
+
+    Raises:
+      TypeError: it is no string.
+      ValueError: it is none of ``RECURRENT``.
+    """
+    return one_of("recurrent", value, RECURRENT)
+
+
 def integers(name: str, value: Any, axes: tuple[int, ...], allowed: str) -> np.ndarray:
     """``value`` as an array of integers with as many axes as one of ``axes``, in words ``allowed``.
 

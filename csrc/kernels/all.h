@@ -1,6 +1,9 @@
 // Every kernel: the type of its arguments, its own name, and its number of variants.
 #pragma once
 
+#include "kernels/delta.h"
+#include "kernels/delta_commit.h"
+#include "kernels/delta_rows.h"
 #include "kernels/argmax.h"
 #include "kernels/attention.h"
 #include "kernels/attention_inputs.h"
@@ -14,6 +17,9 @@
 #include "kernels/select.h"
 
 #define HIPJAX_KERNELS(KERNEL) \
+  KERNEL(DeltaInputs, delta_inputs, 1) \
+  KERNEL(DeltaRows, delta_rows, 8) \
+  KERNEL(DeltaCommit, delta_commit, 8) \
   KERNEL(Argmax, argmax, 1) \
   KERNEL(AttendFinish, attend_finish, 1) \
   KERNEL(AttendPiece, attend_piece, 8) \

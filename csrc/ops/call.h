@@ -45,11 +45,17 @@ class Call {
   const int* ints(size_t i, int64_t count) const {
     return static_cast<const int*>(checked(operand(i), ffi::S32, count, "operand", i));
   }
+  const int8_t* bytes(size_t i, int64_t count) const {
+    return static_cast<const int8_t*>(checked(operand(i), ffi::S8, count, "operand", i));
+  }
   float* floats_out(size_t i, int64_t count) const {
     return static_cast<float*>(checked(result(i), ffi::F32, count, "result", i));
   }
   int* ints_out(size_t i, int64_t count) const {
     return static_cast<int*>(checked(result(i), ffi::S32, count, "result", i));
+  }
+  int8_t* bytes_out(size_t i, int64_t count) const {
+    return static_cast<int8_t*>(checked(result(i), ffi::S8, count, "result", i));
   }
   // Parameters in float32, or in bfloat16 (also as bits in uint16).
   Vector vector(size_t i, int64_t count) const {

@@ -58,6 +58,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     from hipjax import __version__
+    from hipjax.checks import RECURRENT
 
     parser = _Parser(
         prog="hipjax",
@@ -83,6 +84,13 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help="keep weights as stored or widen them, which is exact; default: auto, which is "
         "float32 on a CPU and stored elsewhere",
+    )
+    add(
+        "--recurrent",
+        choices=RECURRENT,
+        default="float32",
+        help="storage of the recurrent states; q8 takes a quarter of the memory and rounds after "
+        "every token; default: %(default)s",
     )
     add(
         "--implementation",

@@ -38,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
             "config": model.config,
             "sampling": hipjax.SamplingConfig(ignore_eos=args.ignore_eos),
             "max_new_tokens": args.max_new_tokens,
+            "recurrent": args.recurrent,
             "implementation": args.implementation,
         }
         plain: _Start = functools.partial(hipjax.plain_stream, **request)

@@ -7,7 +7,7 @@ itself, the calls follow one another. Under ``shard_map`` a call works on the de
 items.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,6 +25,8 @@ def call(
     items: Sequence[Array],
     shared: Sequence[Array],
     results: Sequence[tuple[tuple[int, ...], Any]],
+    *,
+    aliases: Mapping[int, int] | None = None,
     **attributes: Any,
 ) -> tuple[Array, ...]:
     """Calls an operation's kernel.
@@ -34,6 +36,7 @@ def call(
       items: operands with the same leading axis, passed first.
       shared: operands of all items, passed after them.
       results: shape without the leading axis, and dtype, of every result.
+      aliases: operands whose memory a result may take over, by their numbers.
       attributes: the kernel's attributes, plain Python values or NumPy arrays.
 
     Returns:
@@ -60,7 +63,10 @@ def call(
             )
             for shape, dtype in results
         ]
-        return tuple(jax.ffi.ffi_call(target(operation), types)(*operands, **attributes))
+        kernel = jax.ffi.ffi_call(
+            target(operation), types, input_output_aliases=dict(aliases or {})
+        )
+        return tuple(kernel(*operands, **attributes))
 
     @run.def_vmap
     def mapped(size: int, batched: list[bool], *operands: Array) -> tuple[Any, tuple[bool, ...]]:

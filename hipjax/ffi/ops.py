@@ -11,8 +11,9 @@ from typing import Any, Literal, TypeVar, get_args
 import jax
 
 from hipjax import checks
-from hipjax.ffi import kernels, reference, reference_attention
+from hipjax.ffi import kernels, reference, reference_attention, reference_delta
 from hipjax.ffi.reference import decode, encode, matrix_product
+from hipjax.ffi.reference_delta import delta_dequantised, delta_output, delta_quantised
 from hipjax.ffi.registration import verdict, warn_of_fallback
 
 Implementation = Literal["auto", "kernel", "reference"]
@@ -27,13 +28,16 @@ __all__ = [
     "attend",
     "attention_inputs",
     "block_keys",
-    "causal_conv",
     "checked_implementation",
     "decode",
     "delta_commit",
-    "delta_gates",
+    "delta_commit_q8",
+    "delta_dequantised",
+    "delta_inputs",
     "delta_output",
+    "delta_quantised",
     "delta_rows",
+    "delta_rows_q8",
     "encode",
     "expert_rows",
     "hyper_combine",
@@ -52,7 +56,6 @@ __all__ = [
     "select_blocks",
     "stream_norm",
     "swiglu",
-    "unit",
 ]
 _OPERATIONS: list[str] = []
 
@@ -121,11 +124,11 @@ argmax = _operation(reference.argmax)
 attend = _operation(reference_attention.attend)
 attention_inputs = _operation(reference_attention.attention_inputs)
 block_keys = _operation(reference_attention.block_keys)
-causal_conv = _operation(reference.causal_conv)
-delta_commit = _operation(reference.delta_commit)
-delta_gates = _operation(reference.delta_gates)
-delta_output = _operation(reference.delta_output)
-delta_rows = _operation(reference.delta_rows)
+delta_commit = _operation(reference_delta.delta_commit)
+delta_commit_q8 = _operation(reference_delta.delta_commit_q8)
+delta_inputs = _operation(reference_delta.delta_inputs)
+delta_rows = _operation(reference_delta.delta_rows)
+delta_rows_q8 = _operation(reference_delta.delta_rows_q8)
 expert_rows = _operation(reference.expert_rows)
 hyper_combine = _operation(reference.hyper_combine)
 hyper_mix = _operation(reference.hyper_mix)
@@ -140,4 +143,3 @@ row_products = _operation(reference.row_products)
 select_blocks = _operation(reference_attention.select_blocks)
 stream_norm = _operation(reference.stream_norm)
 swiglu = _operation(reference.swiglu)
-unit = _operation(reference.unit)

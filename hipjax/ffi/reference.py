@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from hipjax.typing import Array, Bool, Float, Int, Num
@@ -168,80 +169,6 @@ def causal_conv(
         (columns[:, i * dilation : i * dilation + length] * kernel[:, i] for i in range(taps)),
         start=jnp.zeros((), jnp.float32),
     )
-
-
-def unit(x: Float[Array, "*rows width"]) -> Array:
-    """``x`` scaled to length one over the last axis (eps 1e-6, sum of squares)."""
-    return x * lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + 1e-6)
-
-
-def delta_gates(
-    a: Float[Array, "*rows N"],
-    b: Float[Array, "*rows N"],
-    a_log: Float[Array, " N"],
-    dt_bias: Float[Array, " N"],
-) -> tuple[Float[Array, "*rows N"], Float[Array, "*rows N"]]:
-    """Log decay (at most 0) and write strength of each value head."""
-    rate = -jnp.exp(a_log.astype(jnp.float32))
-    return rate * jax.nn.softplus(a + dt_bias.astype(jnp.float32)), jax.nn.sigmoid(b)
-
-
-def delta_rows(
-    state: Float[Array, "B N keys values"],
-    query: Float[Array, "B R N keys"],
-    key: Float[Array, "B R N keys"],
-    value: Float[Array, "B R N values"],
-    decay: Float[Array, "B R N"],
-    strength: Float[Array, "B R N"],
-) -> tuple[Float[Array, "B R N values"], Float[Array, "B R N values"]]:
-    """Gated delta rule, row after row from ``state``, which is left as it is.
-
-    Returns:
-      The rows' outputs, and per row the correction that was written under its key: with
-      the keys and decays these are the tape from which :func:`delta_commit` finishes.
-    """
-
-    def step(state: Array, row: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
-        query, key, value, decay, strength = row
-        decayed = jnp.exp(decay)[..., None, None] * state
-        correction = strength[..., None] * (value - _read(decayed, key))
-        state = decayed + key[..., None] * correction[..., None, :]
-        return state, (_read(state, query), correction)
-
-    rows = (jnp.moveaxis(part, 1, 0) for part in (query, key, value, decay, strength))
-    _, (outputs, corrections) = lax.scan(step, state, tuple(rows))
-    return jnp.moveaxis(outputs, 0, 1), jnp.moveaxis(corrections, 0, 1)
-
-
-def _read(state: Array, key: Array) -> Array:
-    return jnp.einsum("bnkv,bnk->bnv", state, key, precision=_HIGHEST)
-
-
-def delta_commit(
-    state: Float[Array, "B N keys values"],
-    key: Float[Array, "B R N keys"],
-    correction: Float[Array, "B R N values"],
-    decay: Float[Array, "B R N"],
-    kept: Int[Array, " B"],
-) -> Float[Array, "B N keys values"]:
-    """The state after the first ``kept`` rows: one read and one write of the state."""
-    for row in range(key.shape[1]):
-        moved = jnp.exp(decay[:, row])[..., None, None] * state
-        moved = moved + key[:, row, :, :, None] * correction[:, row, :, None, :]
-        state = jnp.where((row < kept)[:, None, None, None], moved, state)
-    return state
-
-
-def delta_output(
-    x: Float[Array, "*rows N values"],
-    z: Float[Array, "*rows N values"],
-    weight: Float[Array, " values"],
-    eps: float,
-    gate: str,
-) -> Array:
-    """Norm of each value head (plain weight, not ``1 + weight``), then the gate."""
-    activation = jax.nn.sigmoid if gate == "sigmoid" else jax.nn.silu
-    return _normalised(x, eps) * weight.astype(jnp.float32) * activation(z)
 
 
 def route(

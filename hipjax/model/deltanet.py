@@ -14,14 +14,14 @@ from jax import lax
 from hipjax.ffi import ops
 from hipjax.model.config import ModelConfig
 from hipjax.model.layers import Linear, Weight, conv_init, together
-from hipjax.model.state import DeltaNetState, DeltaNetTape, last_columns
+from hipjax.model.state import Q8, DeltaNetState, DeltaNetTape, last_columns
 from hipjax.typing import Array, Float, Int
 
 _CHUNK = 64
 
 
 class Recurrence(NamedTuple):
-    """Inputs of the delta rule, per token and value head."""
+    """Inputs of the delta rule per token, query and key by key heads, the rest by value heads."""
 
     query: Array
     key: Array
@@ -36,7 +36,7 @@ class Inputs(NamedTuple):
     Attributes:
       recurrence: the delta rule's part.
       gate: [B, T, N, values] the output gate before its activation.
-      columns: [B, taps - 1 + T, channels] the convolution's inputs, old and new.
+      columns: [B, T, channels] the convolution's inputs.
     """
 
     recurrence: Recurrence
@@ -67,56 +67,63 @@ class GatedDeltaNet(nn.Module):
         """Projections, convolution, heads and gates of T tokens."""
         c = self.config
         qkv, z, a, b = together(x, self.in_proj_qkv, self.in_proj_z, self.in_proj_a, self.in_proj_b)
-        columns = jnp.concatenate([state.conv, qkv], axis=1)
-        mixed = nn.silu(ops.causal_conv(columns, self.conv1d(), 1))
-        query, key, value = jnp.split(mixed, [c.linear_key_size, 2 * c.linear_key_size], axis=-1)
-        share = c.linear_num_value_heads // c.linear_num_key_heads
-
-        def heads(part: Array, width: int) -> Array:
-            return part.reshape(*part.shape[:-1], -1, width)
-
-        def widened(part: Array) -> Array:
-            return jnp.repeat(ops.unit(heads(part, c.linear_key_head_dim)), share, axis=-2)
-
-        decay, strength = ops.delta_gates(a, b, self.A_log, self.dt_bias)
         recurrence = Recurrence(
-            query=widened(query) / jnp.sqrt(jnp.float32(c.linear_key_head_dim)),
-            key=widened(key),
-            value=heads(value, c.linear_value_head_dim),
-            decay=decay,
-            strength=strength,
+            *ops.delta_inputs(
+                state.conv,
+                qkv,
+                a,
+                b,
+                self.conv1d(),
+                self.A_log,
+                self.dt_bias,
+                c.linear_num_key_heads,
+                c.linear_key_head_dim,
+            )
         )
-        return Inputs(recurrence, heads(z, c.linear_value_head_dim), columns)
-
-    def output(self, mixed: Float[Array, "B T N values"], gate: Array) -> Float[Array, "B T H"]:
-        """Norm and gate of the heads, then back to the hidden size."""
-        c = self.config
-        gated = ops.delta_output(mixed, gate, self.norm(), c.rms_norm_eps, c.output_gate_type)
-        return self.out_proj(gated.reshape(*gated.shape[:-2], -1))
+        return Inputs(recurrence, z.reshape(recurrence.value.shape), qkv)
 
     def rows(
-        self, x: Float[Array, "B R H"], state: DeltaNetState
+        self, x: Float[Array, "B R H"], state: DeltaNetState, length: Int[Array, " B"]
     ) -> tuple[Float[Array, "B R H"], DeltaNetTape]:
         """Decodes R rows one after the other; the state itself moves at commit."""
+        c = self.config
         r, gate, columns = self.inputs(x, state)
-        mixed, correction = ops.delta_rows(
-            state.recurrent, r.query, r.key, r.value, r.decay, r.strength
-        )
-        return self.output(mixed, gate), DeltaNetTape(state, columns, r.key, correction, r.decay)
+        closing = (self.norm(), c.rms_norm_eps, c.output_gate_type)
+        old = state.recurrent
+        if isinstance(old, Q8):
+            out, correction = ops.delta_rows_q8(
+                *r, gate, old.codes, old.scales, length, *closing, old.nearest
+            )
+        else:
+            out, correction = ops.delta_rows(*r, gate, old, *closing)
+        tape = DeltaNetTape(state, columns, r.key, correction, r.decay, length)
+        return self.out_proj(out.reshape(*out.shape[:-2], -1)), tape
 
     def prompt(
-        self, x: Float[Array, "B T H"], state: DeltaNetState, count: Int[Array, " B"]
+        self,
+        x: Float[Array, "B T H"],
+        state: DeltaNetState,
+        length: Int[Array, " B"],
+        count: Int[Array, " B"],
     ) -> tuple[Float[Array, "B T H"], DeltaNetState]:
         """Runs a chunk of which the first ``count`` tokens are real."""
+        c = self.config
         r, gate, columns = self.inputs(x, state)
         real = jnp.arange(x.shape[1]) < count[:, None]
+        share = c.linear_num_value_heads // c.linear_num_key_heads
+        r = r._replace(
+            query=jnp.repeat(r.query, share, axis=-2), key=jnp.repeat(r.key, share, axis=-2)
+        )
 
         def masked(part: Array) -> Array:
             return jnp.where(real.reshape(real.shape + (1,) * (part.ndim - 2)), part, 0)
 
-        mixed, recurrent = delta_chunks(state.recurrent, Recurrence(*(masked(part) for part in r)))
-        kept = last_columns(columns, count, state.conv.shape[1])
-        return self.output(mixed, gate), DeltaNetState(conv=kept, recurrent=recurrent)
+        mixed, floats = delta_chunks(state.floats(), Recurrence(*(masked(part) for part in r)))
+        both = jnp.concatenate([state.conv, columns], axis=1)
+        kept = last_columns(both, count, state.conv.shape[1])
+        out = ops.delta_output(mixed, gate, self.norm(), c.rms_norm_eps, c.output_gate_type)
+        after = state.after(kept, floats, length, count)
+        return self.out_proj(out.reshape(*out.shape[:-2], -1)), after
 
 
 def delta_chunks(

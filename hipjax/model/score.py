@@ -27,6 +27,7 @@ def logits(
     chunk: int = 64,
     rows: bool = False,
     cache_dtype: DTypeLike = jnp.bfloat16,
+    recurrent: str = "float32",
     implementation: ops.Implementation = "auto",
 ) -> Array:
     """Logits of the next token at every position; pure, and may be jitted.
@@ -42,6 +43,7 @@ def logits(
       rows: use the numerics of the decode path in place of the prompt path's, which is plain
         JAX and may be differentiated.
       cache_dtype: dtype of cached keys and values, bfloat16 or float32.
+      recurrent: storage of the recurrent states, "float32", "q8" or "q8_nearest".
       implementation: of the decode path: "kernel", "reference" (plain JAX), or "auto", which
         is kernels where they run and else plain JAX with one warning.
 
@@ -72,7 +74,12 @@ def logits(
     padded = jnp.pad(batch, ((0, 0), (0, -length % chunk)))
     pieces = jnp.moveaxis(padded.reshape(batch.shape[0], -1, chunk), 1, 0)
     state = DecodeState.init(
-        config, padded.shape[1], batch=batch.shape[0], cache_dtype=cache_dtype, head=False
+        config,
+        padded.shape[1],
+        batch=batch.shape[0],
+        cache_dtype=cache_dtype,
+        recurrent=recurrent,
+        head=False,
     )
 
     def visit(state: DecodeState, piece: Array) -> tuple[DecodeState, Array]:

@@ -144,26 +144,75 @@ class AttentionTape(struct.PyTreeNode):
         return self.state.keep_pending(self.aligned, self.length, self.length + kept)
 
 
+class Q8(struct.PyTreeNode):
+    """A recurrent state in eight bits, rounded after every token. Source: decoding-spec 13.
+
+    Attributes:
+      codes: [B, N, value width, key width] int8.
+      scales: [B, N, value width] float32; a value is scale * code.
+      nearest: round to nearest even; else by a noise that the token's position fixes.
+    """
+
+    codes: Leaf
+    scales: Leaf
+    nearest: bool = struct.field(pytree_node=False)
+
+
 class DeltaNetState(struct.PyTreeNode):
     """Memory of one Gated DeltaNet layer.
 
     Attributes:
       conv: [B, taps - 1, channels], the last inputs of the convolution.
-      recurrent: [B, N, key width, value width] float32.
+      recurrent: [B, N, key width, value width] float32, or the same as :class:`Q8`.
     """
 
     conv: Leaf
-    recurrent: Leaf
+    recurrent: Leaf | Q8
 
     @classmethod
-    def init(cls, config: ModelConfig, batch: int) -> "DeltaNetState":
-        """The memory of a sequence that has not begun."""
+    def init(cls, config: ModelConfig, batch: int, recurrent: str = "float32") -> "DeltaNetState":
+        """The memory of a sequence that has not begun; ``recurrent`` as in ``DecodeState``."""
         c = config
-        heads = (batch, c.linear_num_value_heads, c.linear_key_head_dim, c.linear_value_head_dim)
-        return cls(
-            conv=jnp.zeros((batch, c.linear_conv_kernel_dim - 1, c.linear_conv_size)),
-            recurrent=jnp.zeros(heads),
+        heads, keys, values = (
+            c.linear_num_value_heads,
+            c.linear_key_head_dim,
+            c.linear_value_head_dim,
         )
+        state: Array | Q8 = jnp.zeros((batch, heads, keys, values))
+        if recurrent != "float32":
+            codes = jnp.zeros((batch, heads, values, keys), jnp.int8)
+            state = Q8(codes, jnp.ones((batch, heads, values)), recurrent == "q8_nearest")
+        conv = jnp.zeros((batch, c.linear_conv_kernel_dim - 1, c.linear_conv_size))
+        return cls(conv=conv, recurrent=state)
+
+    def floats(self) -> Num[Array, "B N keys values"]:
+        """The recurrent state in float32."""
+        if isinstance(self.recurrent, Q8):
+            return ops.delta_dequantised(self.recurrent.codes, self.recurrent.scales)
+        return self.recurrent
+
+    def after(
+        self,
+        conv: Num[Array, "B past channels"],
+        floats: Num[Array, "B N keys values"],
+        length: Int[Array, " B"],
+        count: Int[Array, " B"],
+    ) -> "DeltaNetState":
+        """The memory after a chunk of ``count`` tokens from ``length`` on.
+
+        A Q8 state is rounded once, at the position of the chunk's last token; without a
+        token it stays as it is.
+        """
+        old = self.recurrent
+        if not isinstance(old, Q8):
+            return DeltaNetState(conv=conv, recurrent=floats)
+        codes, scales = ops.delta_quantised(floats, length + count - 1, old.nearest)
+        moved = (count > 0)[:, None, None]
+        new = old.replace(
+            codes=jnp.where(moved[..., None], codes, old.codes),
+            scales=jnp.where(moved, scales, old.scales),
+        )
+        return DeltaNetState(conv=conv, recurrent=new)
 
 
 class DeltaNetTape(struct.PyTreeNode):
@@ -171,8 +220,10 @@ class DeltaNetTape(struct.PyTreeNode):
 
     Attributes:
       state: the memory before the rows.
-      columns: [B, taps - 1 + R, channels], inputs of the convolution, old and new.
-      key, correction, decay: [B, R, N, …] what each row writes to the recurrent state.
+      columns: [B, R, channels], the rows' inputs of the convolution.
+      key: [B, R, key heads, key width], correction: [B, R, N, value width], decay: [B, R, N]
+        what each row writes to the recurrent state, the decay as its logarithm.
+      length: [B] the sequence's length before the rows.
     """
 
     state: DeltaNetState
@@ -180,15 +231,19 @@ class DeltaNetTape(struct.PyTreeNode):
     key: Leaf
     correction: Leaf
     decay: Leaf
+    length: Leaf
 
     def commit(self, kept: Int[Array, " B"]) -> DeltaNetState:
         """The state after the first ``kept`` rows."""
-        return DeltaNetState(
-            conv=last_columns(self.columns, kept, self.state.conv.shape[1]),
-            recurrent=ops.delta_commit(
-                self.state.recurrent, self.key, self.correction, self.decay, kept
-            ),
-        )
+        tape = (self.key, self.correction, self.decay, self.state.conv, self.columns, kept)
+        old = self.state.recurrent
+        if isinstance(old, Q8):
+            conv, codes, scales = ops.delta_commit_q8(
+                *tape, old.codes, old.scales, self.length, old.nearest
+            )
+            return DeltaNetState(conv=conv, recurrent=old.replace(codes=codes, scales=scales))
+        conv, recurrent = ops.delta_commit(*tape, old)
+        return DeltaNetState(conv=conv, recurrent=recurrent)
 
 
 class PLEState(struct.PyTreeNode):
@@ -289,6 +344,7 @@ class DecodeState(struct.PyTreeNode):
         *,
         batch: int = 1,
         cache_dtype: Any = jnp.bfloat16,
+        recurrent: str = "float32",
         head: bool = True,
     ) -> "DecodeState":
         """The memory of ``batch`` sequences that have not begun.
@@ -299,15 +355,18 @@ class DecodeState(struct.PyTreeNode):
           batch: number of sequences.
           cache_dtype: dtype of cached keys, values and index keys; bfloat16 as decoded
             by default, float32 for comparisons with a float32 reference.
+          recurrent: storage of the DeltaNet layers' states: "float32"; "q8", eight bits,
+            rounded with a noise that a token's position fixes; or "q8_nearest".
           head: whether to keep the MTP head's memory too; needs a model that has one.
 
         Raises:
-          ValueError: ``capacity`` or ``batch`` is not positive, ``cache_dtype`` is neither,
-            or ``head`` is asked of a model without an MTP head.
+          ValueError: ``capacity`` or ``batch`` is not positive, ``cache_dtype`` or
+            ``recurrent`` is none of these, or ``head`` is asked of a model without an MTP head.
         """
         checks.integer("capacity", capacity, 1)
         checks.integer("batch", batch, 1)
         cache_dtype = checks.cache_dtype(cache_dtype)
+        recurrent = checks.recurrent(recurrent)
         if head and not config.has_head:
             raise ValueError("head is True, but this model has no MTP head; pass head=False")
         streams = (batch, config.hc_count, config.hidden_size)
@@ -317,7 +376,7 @@ class DecodeState(struct.PyTreeNode):
             if config.ple_index(index) is not None:
                 ple = PLEState.init(config, batch)
             if config.layer_types[index] == "linear_attention":
-                return LayerState(DeltaNetState.init(config, batch), ple)
+                return LayerState(DeltaNetState.init(config, batch, recurrent), ple)
             return LayerState(AttentionState.init(config, batch, capacity, cache_dtype), ple)
 
         attention = LayerState(AttentionState.init(config, batch, capacity, cache_dtype))

@@ -98,7 +98,7 @@ class Layer(nn.Module):
         x, strength = self.attn_hyper_connection(streams)
         mixer: DeltaNetTape | AttentionTape
         if isinstance(state.mixer, DeltaNetState):
-            y, mixer = self.linear_attn.rows(x, state.mixer)
+            y, mixer = self.linear_attn.rows(x, state.mixer, length)
         else:
             y, mixer = self.self_attn.rows(x, state.mixer, length)
         streams = ops.hyper_combine(streams, y, strength)
@@ -123,7 +123,7 @@ class Layer(nn.Module):
         x, strength = self.attn_hyper_connection(streams)
         mixer: DeltaNetState | AttentionState
         if isinstance(state.mixer, DeltaNetState):
-            y, mixer = self.linear_attn.prompt(x, state.mixer, count)
+            y, mixer = self.linear_attn.prompt(x, state.mixer, length, count)
         else:
             y, mixer, selected = self.self_attn.prompt(x, state.mixer, length, count)
         streams = ops.hyper_combine(streams, y, strength)

@@ -91,6 +91,7 @@ def generate(
     sampling: SamplingConfig | None = None,
     max_new_tokens: int = 128,
     cache_dtype: DTypeLike = jnp.bfloat16,
+    recurrent: str = "float32",
     implementation: ops.Implementation = "auto",
 ) -> Result:
     """Plain decoding of one request: one token per step.
@@ -107,7 +108,16 @@ def generate(
       (4, 'length')
     """
     request = _Request.checked(
-        params, key, prompt, config, sampling, 0, max_new_tokens, cache_dtype, implementation
+        params,
+        key,
+        prompt,
+        config,
+        sampling,
+        0,
+        max_new_tokens,
+        cache_dtype,
+        recurrent,
+        implementation,
     )
     return _collected(request.windows())
 
@@ -122,6 +132,7 @@ def speculative_generate(
     speculation: SpeculationConfig | None = None,
     max_new_tokens: int = 128,
     cache_dtype: DTypeLike = jnp.bfloat16,
+    recurrent: str = "float32",
     implementation: ops.Implementation = "auto",
 ) -> Result:
     """Decodes one request with the model's own head as drafter; the ids are plain decoding's.
@@ -135,6 +146,9 @@ def speculative_generate(
       speculation: drafts per window; None is ``SpeculationConfig()``.
       max_new_tokens: budget, at least 1; the end of the model's context ends a request too.
       cache_dtype: dtype of cached keys and values, bfloat16 or float32.
+      recurrent: storage of the recurrent states: "float32"; "q8", eight bits, rounded with a
+        noise that a token's position fixes; or "q8_nearest". The ids depend on it, but not
+        on speculation.
       implementation: of the decode path: "kernel", "reference" (plain JAX), or "auto", which
         is kernels where they run and else plain JAX with one warning.
 
@@ -165,6 +179,7 @@ def speculative_generate(
             speculation=speculation,
             max_new_tokens=max_new_tokens,
             cache_dtype=cache_dtype,
+            recurrent=recurrent,
             implementation=implementation,
         )
     )
@@ -180,6 +195,7 @@ def speculative_stream(
     speculation: SpeculationConfig | None = None,
     max_new_tokens: int = 128,
     cache_dtype: DTypeLike = jnp.bfloat16,
+    recurrent: str = "float32",
     implementation: ops.Implementation = "auto",
 ) -> Iterator[Window]:
     """The same, yielding each window as it ends; the first one holds the first token.
@@ -194,7 +210,16 @@ def speculative_stream(
         )
     drafts = checks.instance("speculation", speculation, SpeculationConfig).mtp_k
     request = _Request.checked(
-        params, key, prompt, config, sampling, drafts, max_new_tokens, cache_dtype, implementation
+        params,
+        key,
+        prompt,
+        config,
+        sampling,
+        drafts,
+        max_new_tokens,
+        cache_dtype,
+        recurrent,
+        implementation,
     )
     return request.windows()
 
@@ -208,11 +233,21 @@ def plain_stream(
     sampling: SamplingConfig | None = None,
     max_new_tokens: int = 128,
     cache_dtype: DTypeLike = jnp.bfloat16,
+    recurrent: str = "float32",
     implementation: ops.Implementation = "auto",
 ) -> Iterator[Window]:
     """Plain decoding as a stream, with the arguments of :func:`generate`."""
     request = _Request.checked(
-        params, key, prompt, config, sampling, 0, max_new_tokens, cache_dtype, implementation
+        params,
+        key,
+        prompt,
+        config,
+        sampling,
+        0,
+        max_new_tokens,
+        cache_dtype,
+        recurrent,
+        implementation,
     )
     return request.windows()
 
@@ -236,6 +271,7 @@ class _Request:
     drafts: int
     budget: int
     cache_dtype: DTypeLike
+    recurrent: str
     implementation: ops.Implementation
 
     @classmethod
@@ -249,6 +285,7 @@ class _Request:
         drafts: int,
         max_new_tokens: int,
         cache_dtype: DTypeLike,
+        recurrent: str,
         implementation: ops.Implementation,
     ) -> "_Request":
         checks.random_key(key)
@@ -260,8 +297,9 @@ class _Request:
         budget = checks.integer("max_new_tokens", max_new_tokens, 1)
         room = config.max_position_embeddings - ids.size
         dtype = checks.cache_dtype(cache_dtype)
+        storage = checks.recurrent(recurrent)
         wish = ops.checked_implementation(implementation)
-        return cls(params, ids, config, stops, drafts, min(budget, room), dtype, wish)
+        return cls(params, ids, config, stops, drafts, min(budget, room), dtype, storage, wish)
 
     def windows(self) -> Iterator[Window]:
         """Runs the request."""
@@ -270,6 +308,7 @@ class _Request:
             self.config,
             _capacity(self.prompt.size + self.budget, self.config.max_position_embeddings),
             cache_dtype=self.cache_dtype,
+            recurrent=self.recurrent,
             head=self.drafts > 0,
         )
         self._compile_prefill(state)

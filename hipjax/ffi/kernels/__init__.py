@@ -2,6 +2,13 @@
 
 from hipjax.ffi.kernels.argmax import argmax
 from hipjax.ffi.kernels.attention import attend, attention_inputs, block_keys, select_blocks
+from hipjax.ffi.kernels.delta import (
+    delta_commit,
+    delta_commit_q8,
+    delta_inputs,
+    delta_rows,
+    delta_rows_q8,
+)
 from hipjax.ffi.kernels.experts import expert_rows, route, swiglu
 from hipjax.ffi.kernels.hyper import hyper_combine, hyper_mix
 from hipjax.ffi.kernels.norm import rms_norm, stream_norm
@@ -18,6 +25,11 @@ __all__ = [
     "attend",
     "attention_inputs",
     "block_keys",
+    "delta_commit",
+    "delta_commit_q8",
+    "delta_inputs",
+    "delta_rows",
+    "delta_rows_q8",
     "expert_rows",
     "hyper_combine",
     "hyper_mix",
