@@ -115,9 +115,30 @@ def test_instruction_sets_agree() -> None:
 
 
 def test_refusals() -> None:
-    down, up, inject = weights(4, 48, 16)
-    normed = jnp.ones((2, 4, 48))
-    with pytest.raises((TypeError, ValueError)):
-        ops.hyper_mix(normed, down, up[:, 1:], inject)
-    with pytest.raises((TypeError, ValueError)):
-        ops.hyper_combine(normed, jnp.ones((2, 47)), jnp.ones((2, 4)))
+    """As a user sees them: in a process where annotations go unchecked."""
+    code = """
+        import jax.numpy as jnp
+        from hipjax.ffi import ops
+        x, down, up = jnp.ones((2, 4, 48)), jnp.ones((16, 192)), jnp.ones((192, 16))
+        inject = jnp.ones((4, 192))
+        calls = {
+            "normed": lambda: ops.hyper_mix(x.astype(jnp.bfloat16), down, up, inject),
+            "up": lambda: ops.hyper_mix(x, down, up[:, 1:], inject),
+            "inject": lambda: ops.hyper_mix(x, down, up, inject[:3]),
+            "branch": lambda: ops.hyper_combine(x, jnp.ones((2, 47)), jnp.ones((2, 4))),
+            "strength": lambda: ops.hyper_combine(x, jnp.ones((2, 48)), jnp.ones((2, 3))),
+        }
+        for name, call in calls.items():
+            try:
+                call()
+            except (TypeError, ValueError) as error:
+                results[name] = str(error)
+    """
+    found = bits_under(instruction_sets()[-1], code)
+    assert {name: str(said) for name, said in found.items()} == {
+        "normed": "normed has dtype bfloat16; it must be float32",
+        "up": "up has shape (192, 15); it must be (192, 16)",
+        "inject": "inject has shape (3, 192); it must be (4, 192)",
+        "branch": "branch has shape (2, 47); it must be (2, 48)",
+        "strength": "strength has shape (2, 3); it must be (2, 4)",
+    }

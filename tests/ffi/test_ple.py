@@ -152,8 +152,12 @@ def test_instruction_sets_agree() -> None:
 
 def test_refusals() -> None:
     k, s, v = (jnp.asarray(x) for x in rows(3, 37))
-    with pytest.raises(ValueError, match=r"norm_query has shape \(110,\); it must hold 111 values"):
-        weights = norms(3, 37)
-        ops.ple_gate(k, s, v, (weights[0], weights[1][1:], weights[2]), EPS)
-    with pytest.raises((TypeError, ValueError)):
-        ops.ple_gate(k, s, v[:, 1:], norms(3, 37), EPS)
+    with pytest.raises(ValueError, match=r"norm_key has shape \(110,\); it must hold 111 values"):
+        ops.ple_gate(k, s, v, norms(2, 55), EPS)
+    with pytest.raises(ValueError, match=r"scale has shape \(2,\); it must hold 1 values"):
+        ops.ple_gate(k, s, v, norms(3, 37), EPS, jnp.ones(2))
+    x = jnp.ones((2, 5, 3, 37))
+    with pytest.raises(ValueError, match=r"columns has shape \(2, 13, 3, 37\); it must be \(2, 14"):
+        ops.ple_output(x, x, jnp.ones((2, 13, 3, 37)), jnp.ones((111, 1, 4)), 3)
+    with pytest.raises(ValueError, match=r"weight has shape \(110, 1, 4\); it must hold 444"):
+        ops.ple_output(x, x, jnp.ones((2, 14, 3, 37)), jnp.ones((110, 1, 4)), 3)
