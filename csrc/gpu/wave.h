@@ -158,8 +158,9 @@ FN F sums(F (&x)[kCount]) {
         x[t] = x[t] + lanes_from(x[t], lane() ^ offset);
       } else {
         const bool high = (lane() & offset) != 0;
-        const F keep = high ? x[t + offset] : x[t];
-        const F give = high ? x[t] : x[t + offset];
+        const F low_value = x[t], high_value = x[t + offset];  // a choice of places is memory
+        const F keep = high ? high_value : low_value;
+        const F give = high ? low_value : high_value;
         x[t] = keep + lanes_from(give, lane() ^ offset);
       }
     }
