@@ -152,7 +152,8 @@ def main() -> None:
             row = found[str(r)]
             print(
                 f"{name:15} rows {r}: {row['kernel_us']['median']:9.2f} us "
-                f"{row['bytes_per_second'] / limit:6.1%} of limit, row cost {row['row_cost']:6.3f}, "
+                f"{row['bytes_per_second'] / limit:6.1%} of limit, "
+                f"row cost {row['row_cost']:6.3f}, "
                 f"dot / kernel {row['dot_over_kernel']['median']:.2f}",
                 flush=True,
             )
