@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from hipjax.typing import Array, Bool, Float, Int, Num
