@@ -19,6 +19,9 @@
 #include "cpu/wave.h"
 #endif
 
+// For a lambda: a call would bring what it captures to memory.
+#define HIPJAX_INLINE __attribute__((always_inline))
+
 namespace hipjax::HIPJAX_TARGET {
 
 // Parameters of either storage, see Vector.

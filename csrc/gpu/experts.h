@@ -7,6 +7,20 @@
 
 namespace hipjax::gpu {
 
+// A value that all lanes hold, which AMD's compiler cannot know of one that came from lanes:
+// addresses made of it need no vector registers.
+#if defined(__AMDGCN__)
+FN int uniform(int x) { return __builtin_amdgcn_readfirstlane(x); }
+#else
+FN int uniform(int x) { return x; }
+#endif
+FN Tile uniform(Tile tile) {
+#pragma unroll
+  for (int r = 0; r < kMaxRows; ++r) tile.choice[r] = uniform(tile.choice[r]);
+  tile.count = uniform(tile.count);
+  return tile;
+}
+
 // sums[o][r] = x_r . weight_o, in the row products' order.
 template <int kOuts, int kRows, class Bits>
 FN void products(const Bits* const (&weights)[kOuts], const float* const (&x)[kRows], int terms,
@@ -60,8 +74,8 @@ template <int kVariant>
 FN void run(const ExpertInner& a, int block, Block<ExpertInner::kWaves>) {
   constexpr bool kSearch = kVariant / 2;
   using Bits = std::conditional_t<kVariant % 2 != 0, uint16_t, float>;
-  const int own = block / a.parts(), part = block % a.parts(), wave = thread() / kLanes;
-  const Tile tile = tile_of<kSearch>(a.experts, a.choices(), own);
+  const int own = block / a.parts(), part = block % a.parts(), wave = uniform(thread() / kLanes);
+  const Tile tile = uniform(tile_of<kSearch>(a.experts, a.choices(), own));
   if (part == 0 && wave == 0) write_plan(a.plan, own, tile);
   if (tile.count == 0) return;
   const long hidden = a.hidden, expert = expert_of(a.experts, own, a.count);
@@ -104,15 +118,16 @@ template <int kVariant>
 FN void run(const ExpertOutput& a, int block, Block<ExpertOutput::kWaves> group) {
   constexpr bool kSearch = kVariant / 2;
   using Bits = std::conditional_t<kVariant % 2 != 0, uint16_t, float>;
-  constexpr int kOuts = RowProduct::kOuts;
+  constexpr int kOuts = 4;
   const int fours = a.per_block / kOuts, turns = ExpertOutput::kWaves / fours;
   const long width = a.width;
   const int first = block * a.per_block;
   float* all = reinterpret_cast<float*>(group.shared);
-  group.each([&](int wave) {
-    const int place = wave % fours * kOuts;
+  group.each([&](int any) HIPJAX_INLINE {
+    // With many rows' addresses, too much would be uniform for the scalar registers.
+    const int wave = kSearch ? any : uniform(any), place = wave % fours * kOuts;
     for (int own = wave / fours; own < a.choices(); own += turns) {
-      const Tile tile = planned<kSearch>(a.plan, own);
+      const Tile tile = uniform(planned<kSearch>(a.plan, own));
       if (tile.count == 0) continue;
       const long expert = expert_of(a.experts, own, a.count);
       const Bits* weight = static_cast<const Bits*>(a.down) + expert * a.hidden * width;

@@ -7,11 +7,18 @@ namespace hipjax::gpu {
 // Memory that the waves of a block share, as much as the launch asks for.
 extern "C" __attribute__((shared)) char hipjax_shared[];
 
-#define HIPJAX_ENTRY(Type, name, variant)                                                    \
-  extern "C" __attribute__((                                                                 \
-      global, launch_bounds(waves<Type>(variant) * kLanes, min_blocks<Type>(variant))))      \
-  void name##_##variant(Type arguments) {                                                    \
-    run<variant>(arguments, block_index(), Block<waves<Type>(variant)>{hipjax_shared});      \
+// The threads of a block, on which it depends how many registers one may have. AMD heeds only its
+// own attribute: HIP's headers, which are not here, turn __launch_bounds__ into it.
+#if defined(__AMDGCN__)
+#define HIPJAX_THREADS(threads, blocks) amdgpu_flat_work_group_size(threads, threads)
+#else
+#define HIPJAX_THREADS(threads, blocks) launch_bounds(threads, blocks)
+#endif
+#define HIPJAX_ENTRY(Type, name, variant)                                                     \
+  extern "C" __attribute__((                                                                  \
+      global, HIPJAX_THREADS(waves<Type>(variant) * kLanes, min_blocks<Type>(variant))))      \
+  void name##_##variant(Type arguments) {                                                     \
+    run<variant>(arguments, block_index(), Block<waves<Type>(variant)>{hipjax_shared});       \
   }
 #define HIPJAX_2(T, n, a, b) HIPJAX_ENTRY(T, n, a) HIPJAX_ENTRY(T, n, b)
 #define HIPJAX_4(T, n, a, b, c, d) HIPJAX_2(T, n, a, b) HIPJAX_2(T, n, c, d)

@@ -1,10 +1,11 @@
 #include "gpu/target.h"
 
 #include <dlfcn.h>
+#include <link.h>
 
 #include <cstring>
 #include <map>
-#include <mutex>
+#include <utility>
 #include <vector>
 
 #include "gpu/code_objects.h"
@@ -15,14 +16,17 @@ namespace hipjax {
 namespace {
 
 struct Api {
-  int (*count)(int*);
+  int (*count)(int*);  // both report how many devices there are, numbered from 0
   int (*attribute)(int*, int, int);
   int (*load)(void**, const void*);
   int (*function)(void**, void*, const char*);
-  int (*allow)(void*, int, int);
   int (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*,
                 void**, void**);
   // CUDA works in the context that is current, HIP on the device that is.
+  int (*cuda_init)(unsigned);
+  int (*cuda_device)(int*, int);
+  int (*cuda_function_attribute)(int*, int, void*);
+  int (*cuda_allow)(void*, int, int);
   int (*cuda_retain)(void**, int);
   int (*cuda_push)(void*);
   int (*cuda_pop)(void**);
@@ -32,16 +36,21 @@ struct Api {
   int (*hip_properties)(void*, int);
 };
 
+// CUdevice_attribute, CUfunction_attribute and hipDeviceAttribute_t of their headers.
 constexpr int kCudaMultiprocessors = 16;
+constexpr int kCudaMajor = 75;
+constexpr int kCudaMinor = 76;
 constexpr int kCudaSharedOptin = 97;
-constexpr int kHipMultiprocessors = 63;
-constexpr int kMaxDynamicShared = 8;  // the function attribute, in both
+constexpr int kCudaStaticShared = 1;
+constexpr int kCudaMaxDynamicShared = 8;
+constexpr int kHipMultiprocessors = 63;  // on RDNA, pairs of compute units
 
 // One device of a runtime, with all kernels loaded.
 struct Device {
   std::string architecture;
   std::string trouble;  // why it cannot be used; empty if it can
   int multiprocessors = 1;
+  int shared_bytes = 64 * 1024;  // of one block at most: an RDNA workgroup's, or as CUDA says
   std::vector<void*> functions;
 };
 
@@ -71,11 +80,24 @@ std::vector<std::string> function_names() {
   return names;
 }
 
-void* loaded_library(const std::vector<const char*>& names) {
-  for (int flags : {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW}) {
-    for (const char* name : names) {
-      if (void* library = dlopen(name, flags)) return library;
-    }
+// The library of that name which is in this process, whatever its version: the JAX plugin has
+// loaded one, and a second one would know nothing of its streams. If there is none, the first
+// of `versions` that the system finds.
+void* runtime_library(const char* name, const std::vector<const char*>& versions) {
+  std::pair<std::string, std::string> search{name, ""};
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, size_t, void* data) {
+        auto& [wanted, found] = *static_cast<std::pair<std::string, std::string>*>(data);
+        const char* slash = std::strrchr(info->dlpi_name, '/');
+        const std::string file = slash ? slash + 1 : info->dlpi_name;
+        if (file.compare(0, wanted.size(), wanted) != 0) return 0;
+        found = info->dlpi_name;
+        return 1;
+      },
+      &search);
+  if (!search.second.empty()) return dlopen(search.second.c_str(), RTLD_NOW | RTLD_NOLOAD);
+  for (const char* version : versions) {
+    if (void* library = dlopen(version, RTLD_NOW)) return library;
   }
   return nullptr;
 }
@@ -91,8 +113,10 @@ bool find_cuda(void* library, Api& api) {
          find(library, api.attribute, "cuDeviceGetAttribute") &&
          find(library, api.load, "cuModuleLoadData") &&
          find(library, api.function, "cuModuleGetFunction") &&
-         find(library, api.allow, "cuFuncSetAttribute") &&
-         find(library, api.launch, "cuLaunchKernel") &&
+         find(library, api.launch, "cuLaunchKernel") && find(library, api.cuda_init, "cuInit") &&
+         find(library, api.cuda_device, "cuDeviceGet") &&
+         find(library, api.cuda_function_attribute, "cuFuncGetAttribute") &&
+         find(library, api.cuda_allow, "cuFuncSetAttribute") &&
          find(library, api.cuda_retain, "cuDevicePrimaryCtxRetain") &&
          find(library, api.cuda_push, "cuCtxPushCurrent_v2") &&
          find(library, api.cuda_pop, "cuCtxPopCurrent_v2") &&
@@ -104,11 +128,11 @@ bool find_hip(void* library, Api& api) {
          find(library, api.attribute, "hipDeviceGetAttribute") &&
          find(library, api.load, "hipModuleLoadData") &&
          find(library, api.function, "hipModuleGetFunction") &&
-         find(library, api.allow, "hipFuncSetAttribute") &&
          find(library, api.launch, "hipModuleLaunchKernel") &&
          find(library, api.hip_set, "hipSetDevice") &&
          find(library, api.hip_current, "hipGetDevice") &&
-         find(library, api.hip_properties, "hipGetDevicePropertiesR0600");
+         (find(library, api.hip_properties, "hipGetDevicePropertiesR0600") ||
+          find(library, api.hip_properties, "hipGetDeviceProperties"));
 }
 
 std::string failed(const char* what, int status) {
@@ -125,7 +149,7 @@ const char* code_for(const std::string& architecture) {
   return nullptr;
 }
 
-void load_kernels(const Api& api, const char* code, int shared_limit, Device& device) {
+void load_kernels(const Api& api, const char* code, Device& device) {
   void* module;
   if (const int status = api.load(&module, code)) {
     device.trouble = failed("loading the kernels", status);
@@ -137,37 +161,59 @@ void load_kernels(const Api& api, const char* code, int shared_limit, Device& de
       device.trouble = failed(("finding the kernel " + name).c_str(), status);
       return;
     }
-    // More than 48 KiB of shared memory have to be asked for.
-    if (shared_limit) api.allow(function, kMaxDynamicShared, shared_limit);
     device.functions.push_back(function);
+  }
+}
+
+// CUDA gives a block more than 48 KiB of shared memory only if that was asked for, and no more
+// than the device's limit, of which the function's own static part is a share.
+void allow_shared(const Api& api, Device& device) {
+  for (void* function : device.functions) {
+    int fixed = 0;
+    api.cuda_function_attribute(&fixed, kCudaStaticShared, function);
+    if (const int status = api.cuda_allow(function, kCudaMaxDynamicShared,
+                                          device.shared_bytes - fixed)) {
+      device.trouble = failed("asking for shared memory", status);
+      return;
+    }
   }
 }
 
 void open_cuda(Opened& opened) {
   const Api& api = opened.api;
   int count = 0;
+  if (const int status = api.cuda_init(0)) {
+    opened.trouble = failed("cuInit", status);
+    return;
+  }
   if (const int status = api.count(&count)) opened.trouble = failed("cuDeviceGetCount", status);
   for (int ordinal = 0; ordinal < count; ++ordinal) {
+    int handle;
     void* context;
-    if (const int status = api.cuda_retain(&context, ordinal)) {
+    int status = api.cuda_device(&handle, ordinal);
+    // The primary context, which is JAX's. It is kept until the process ends.
+    if (!status) status = api.cuda_retain(&context, handle);
+    if (status) {
       opened.trouble = failed("cuDevicePrimaryCtxRetain", status);
       return;
     }
     Device& device = opened.devices[context];
-    int major = 0, minor = 0, shared = 0;
-    api.attribute(&major, 75, ordinal);
-    api.attribute(&minor, 76, ordinal);
-    api.attribute(&shared, kCudaSharedOptin, ordinal);
-    api.attribute(&device.multiprocessors, kCudaMultiprocessors, ordinal);
+    int major = 0, minor = 0;
+    api.attribute(&major, kCudaMajor, handle);
+    api.attribute(&minor, kCudaMinor, handle);
+    api.attribute(&device.shared_bytes, kCudaSharedOptin, handle);
+    api.attribute(&device.multiprocessors, kCudaMultiprocessors, handle);
     device.architecture = "sm_" + std::to_string(major) + std::to_string(minor);
     const char* code = code_for("ptx");
     if (!code) {
-      device.trouble = "this build has no GPU code";
+      device.trouble = missing_code();
     } else if (major < 8) {
-      device.trouble = device.architecture + " is older than sm_80, for which there is code";
+      device.trouble = "it is older than sm_80, for which there is code";
+    } else if ((status = api.cuda_push(context))) {
+      device.trouble = failed("cuCtxPushCurrent", status);
     } else {
-      api.cuda_push(context);
-      load_kernels(api, code, shared, device);
+      load_kernels(api, code, device);
+      if (device.trouble.empty()) allow_shared(api, device);
       api.cuda_pop(&context);
     }
   }
@@ -197,12 +243,14 @@ void open_hip(Opened& opened) {
     device.architecture = hip_architecture(api, ordinal);
     api.attribute(&device.multiprocessors, kHipMultiprocessors, ordinal);
     const char* code = code_for(device.architecture);
+    int status = 0;
     if (!code) {
-      device.trouble = "there is no code object for " + device.architecture;
-      continue;
+      device.trouble = *missing_code() ? missing_code() : "there is no code for it";
+    } else if ((status = api.hip_set(ordinal))) {
+      device.trouble = failed("hipSetDevice", status);
+    } else {
+      load_kernels(api, code, device);
     }
-    api.hip_set(ordinal);
-    load_kernels(api, code, 0, device);
   }
   api.hip_set(before);
 }
@@ -210,12 +258,15 @@ void open_hip(Opened& opened) {
 Opened open(Runtime runtime) {
   Opened opened;
   const bool cuda = runtime == Runtime::kCuda;
-  void* library = cuda ? loaded_library({"libcuda.so.1"})
-                       : loaded_library({"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"});
+  void* library = cuda ? runtime_library("libcuda.so", {"libcuda.so.1"})
+                       : runtime_library("libamdhip64.so",
+                                         {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"});
   if (!library) {
-    opened.trouble = cuda ? "libcuda.so.1 was not found" : "libamdhip64.so was not found";
+    opened.trouble = cuda ? "CUDA's driver, libcuda.so.1, was not found"
+                          : "HIP's runtime, libamdhip64.so, was not found";
   } else if (cuda ? !find_cuda(library, opened.api) : !find_hip(library, opened.api)) {
-    opened.trouble = "the runtime lacks a function: " + std::string(dlerror());
+    const char* said = dlerror();
+    opened.trouble = std::string("the runtime lacks a function: ") + (said ? said : "");
   } else if (cuda) {
     open_cuda(opened);
   } else {
@@ -276,6 +327,11 @@ int multiprocessors(Runtime runtime) {
   return device ? device->multiprocessors : 1;
 }
 
+int shared_bytes(Runtime runtime) {
+  const Device* device = current_device(runtime);
+  return device ? device->shared_bytes : 48 * 1024;
+}
+
 }  // namespace hipjax
 
 #define HIPJAX_EXPORT extern "C" __attribute__((visibility("default")))
@@ -295,12 +351,12 @@ HIPJAX_EXPORT const char* hipjax_code_objects() {
 HIPJAX_EXPORT const char* hipjax_missing_code() { return hipjax::missing_code(); }
 
 // Opens a runtime ("cuda" or "rocm") and loads the kernels on all its devices. Writes a line
-// for each device, "architecture" or "architecture: why it cannot be used", or for the whole
-// runtime ": why". Returns 1 if every device can be used.
+// for each device, "architecture" or "architecture: why it cannot be used", and for the whole
+// runtime why it cannot. Returns 1 if every device can be used.
 HIPJAX_EXPORT int hipjax_open_gpu(const char* platform, char* report, size_t size) {
   const bool cuda = std::strcmp(platform, "cuda") == 0;
   const hipjax::Opened& all = hipjax::opened(cuda ? hipjax::Runtime::kCuda : hipjax::Runtime::kHip);
-  std::string said = all.trouble.empty() ? "" : ": " + all.trouble + "\n";
+  std::string said = all.trouble.empty() ? "" : all.trouble + "\n";
   bool good = all.trouble.empty();
   for (const auto& [key, device] : all.devices) {
     good = good && device.trouble.empty();

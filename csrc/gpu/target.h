@@ -23,8 +23,10 @@ struct Launch {
   const void* arguments;
 };
 ffi::Error launch_on(Runtime runtime, void* stream, const Launch& launch);
-// Multiprocessors of the device in use, as last seen by the probe; at least 1.
+// Of the device in use: its multiprocessors, at least 1, and the shared memory that one block
+// may ask for, between 64 KiB (RDNA) and 227 KiB (sm_90).
 int multiprocessors(Runtime runtime);
+int shared_bytes(Runtime runtime);
 
 template <Runtime kRuntime>
 class Gpu {
@@ -32,8 +34,6 @@ class Gpu {
   using Context = void*;
   static constexpr bool kGpu = true;
   static constexpr bool kAmd = kRuntime == Runtime::kHip;
-  // Shared memory that one block may ask for: an RDNA workgroup has 64 KiB.
-  static constexpr int kSharedBytes = kAmd ? 64 * 1024 : 200 * 1024;
 
   explicit Gpu(Context stream) : stream_(stream) {}
 
@@ -45,6 +45,7 @@ class Gpu {
                       a.shared_bytes(), &a});
   }
   int parallel() const { return multiprocessors(kRuntime); }
+  int shared_bytes() const { return hipjax::shared_bytes(kRuntime); }
 
  private:
   void* stream_;

@@ -149,7 +149,7 @@ FN void run(const AttendPiece& a, int block, Block<AttendPiece::kWaves> group) {
   float* scores = reinterpret_cast<float*>(tokens + kPiece);             // [kWaves, kHeads, kTokens]
   float* weights = scores + kHeads * kPiece;                             // [kHeads, kPiece]
 
-  group.each([&](int wave) {
+  group.each([&](int wave) HIPJAX_INLINE {
     const int first = wave * kTokens;
     const int some = listed - first < kTokens ? listed - first : kTokens;
     if (some <= 0) return;
@@ -163,7 +163,7 @@ FN void run(const AttendPiece& a, int block, Block<AttendPiece::kWaves> group) {
     const F products = key_products<kHeads>(a.query + of_row * a.width, keys, mine, some, a.width);
     store(scores + wave * kHeads * kTokens, products, kHeads * kTokens);
   });
-  group.each([&](int head) {
+  group.each([&](int head) HIPJAX_INLINE {
     if (head >= kHeads) return;
     const float divisor = root(static_cast<float>(a.width));
     F score[2];
@@ -190,7 +190,7 @@ FN void run(const AttendPiece& a, int block, Block<AttendPiece::kWaves> group) {
     put(peaks, greatest_score);
     put(peaks + a.pieces, sum(total));
   });
-  group.each([&](int wave) {
+  group.each([&](int wave) HIPJAX_INLINE {
     for (int base = wave * kLanes; base < a.width; base += AttendPiece::kWaves * kLanes) {
       const int count = a.width - base;
       F mixed[kHeads];
@@ -218,7 +218,7 @@ FN void run(const AttendFinish& a, int block, Block<AttendFinish::kWaves> group)
   const float* peaks = a.peaks + static_cast<long>(block) * 2 * a.pieces;
   float* total = reinterpret_cast<float*>(group.shared);
   float* factors = total + 1;  // [pieces]
-  group.each([&](int wave) {
+  group.each([&](int wave) HIPJAX_INLINE {
     if (wave != 0) return;
     F peak = splat(-__builtin_inff());
     for (int base = 0; base < pieces; base += kLanes) {
@@ -233,7 +233,7 @@ FN void run(const AttendFinish& a, int block, Block<AttendFinish::kWaves> group)
       return load(peaks + a.pieces + base, count) * factor;
     }));
   });
-  group.each([&](int wave) {
+  group.each([&](int wave) HIPJAX_INLINE {
     const float* from = a.mixed + static_cast<long>(block) * a.pieces * a.width;
     const float* gate = a.projected + (2L * block + 1) * a.width;
     for (int base = wave * kLanes; base < a.width; base += AttendFinish::kWaves * kLanes) {

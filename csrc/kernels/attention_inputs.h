@@ -69,7 +69,7 @@ FN void norm_and_rotate(Fn values, const Vector& weight, int width, float eps,
     return v * v;
   });
   const F scale = splat(reciprocal_root(squares / static_cast<float>(width) + eps));
-  const auto normed = [&](int at, int count) {
+  const auto normed = [&](int at, int count) HIPJAX_INLINE {
     return values(at, count) * scale * (load(weight, at, count) + splat(1.0f));
   };
   for (int base = 0; base < half; base += kLanes) {
@@ -91,35 +91,36 @@ FN void run(const AttentionInputs& a, int block, Block<1>) {
   const int row = block / a.waves_of_row();
   int head = block % a.waves_of_row();
   const float* x;
-  const Vector* weight;
+  Vector weight;
   float* out;
   int width = a.width;
   if (head < a.heads) {
     const long at = (static_cast<long>(row) * a.heads + head) * width;
     x = a.projected + 2 * at;
-    weight = &a.query_norm;
+    weight = a.query_norm;
     out = a.query_out + at;
   } else if (head -= a.heads; head < a.groups) {
     const long at = (static_cast<long>(row) * a.groups + head) * width;
     x = a.key + at;
-    weight = &a.key_norm;
+    weight = a.key_norm;
     out = a.key_out + at;
   } else {
     head -= a.groups;
     width = a.index_width;
     x = a.index + (static_cast<long>(row) * (a.index_heads + 1) + head) * width;
-    weight = &a.index_norm;
+    weight = a.index_norm;
     out = a.index_out + (static_cast<long>(row) * a.index_heads + head) * width;
   }
-  norm_and_rotate([&](int at, int count) { return load(x + at, count); }, *weight, width, a.eps,
-                  a.frequencies, a.half, static_cast<float>(a.positions[row]), out);
+  const auto values = [&](int at, int count) HIPJAX_INLINE { return load(x + at, count); };
+  norm_and_rotate(values, weight, width, a.eps, a.frequencies, a.half,
+                  static_cast<float>(a.positions[row]), out);
 }
 
 template <int kVariant>
 FN void run(const BlockKeys& a, int block, Block<1>) {
   using Bits = std::conditional_t<kVariant != 0, uint16_t, float>;
   const Bits* raw = static_cast<const Bits*>(a.raw) + static_cast<long>(block) * a.ratio * a.width;
-  const auto mean = [&](int at, int count) {
+  const auto mean = [&](int at, int count) HIPJAX_INLINE {
     F total = load(raw + at, count);
     for (int t = 1; t < a.ratio; ++t) total = total + load(raw + t * a.width + at, count);
     return total / splat(static_cast<float>(a.ratio));

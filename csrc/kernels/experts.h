@@ -180,9 +180,6 @@ FN Tile planned(const int* plan, int own) {
   return tile;
 }
 
-// For a lambda that with_rows calls: a call proper would keep what it captures in memory.
-#define HIPJAX_INLINE __attribute__((always_inline))
-
 // Calls fn with the number of rows to compute as a constant: `count`, or the next power of two.
 template <bool kSearch, class Fn>
 FN void with_rows(int count, Fn fn) {

@@ -65,7 +65,7 @@ FN void run(const HyperMixUp& a, int block, Block<HyperMixUp::kWaves> group) {
   constexpr int kRows = kVariant % kMaxRows + 1;
   using Bits = std::conditional_t<kVariant / kMaxRows != 0, uint16_t, float>;
   constexpr int kWaves = HyperMixUp::kWaves, kHidden = HyperMixUp::kHidden;
-  constexpr int kOuts = HIPJAX_GPU ? 4 : 1;  // streams at once
+  constexpr int kOuts = !HIPJAX_GPU ? 1 : kRows > 3 ? 2 : 4;  // streams at once
   constexpr int kPart = part_lanes(kOuts * kRows);
   const int first = block * kHidden;
   const int count = a.hidden - first < kHidden ? a.hidden - first : kHidden;
@@ -114,10 +114,10 @@ FN void run(const HyperMixUp& a, int block, Block<HyperMixUp::kWaves> group) {
         }
         HIPJAX_UNROLL
         for (int o = 0; o < kOuts; ++o) {
-          if (from + o >= a.streams) break;
           HIPJAX_UNROLL
           for (int r = 0; r < kRows; ++r) {
-            put(to + (o * kRows + r) * kHidden, sum(folded[o][r]));
+            const float dot = sum(folded[o][r]);
+            if (from + o < a.streams) put(to + (o * kRows + r) * kHidden, dot);
           }
         }
       }

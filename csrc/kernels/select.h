@@ -80,7 +80,7 @@ FN void run(const BlockScores& a, int block, Block<BlockScores::kWaves> group) {
   if (tile >= needed) return;
   float* all = reinterpret_cast<float*>(group.shared);
   const int columns = a.width * BlockScores::kPitch;
-  group.each([&](int wave) {
+  group.each([&](int wave) HIPJAX_INLINE {
     const int first = tile + wave * kLanes;
     float* staged = all + wave * columns;
     const Bits* keys = static_cast<const Bits*>(a.keys) +
@@ -95,7 +95,7 @@ FN void run(const BlockScores& a, int block, Block<BlockScores::kWaves> group) {
       }
     }
   });
-  group.each([&](int wave) {
+  group.each([&](int wave) HIPJAX_INLINE {
     const int first = tile + wave * kLanes;
     const float* staged = all + wave * columns;
     const float divisor = root(static_cast<float>(a.width));
@@ -133,7 +133,7 @@ FN void run(const SelectBlocks& a, int row, Block<SelectBlocks::kWaves> group) {
   const int chosen = seen < a.slots ? seen : a.slots;
   int* selected = a.selected + static_cast<long>(row) * a.slots;
   const bool everything = seen <= a.slots;
-  group.each([&](int wave) {
+  group.each([&](int wave) HIPJAX_INLINE {
     if (wave == 0) put(a.count + row, chosen);
     for (int base = wave * kLanes; everything && base < a.slots; base += kAll) {
       const I number = lane() + splat_int(base);
@@ -148,14 +148,14 @@ FN void run(const SelectBlocks& a, int row, Block<SelectBlocks::kWaves> group) {
   const int* ranks = a.ranks + static_cast<long>(row) * a.capacity;
   const int span = (seen + kAll - 1) / kAll * kLanes;
   int* tally = reinterpret_cast<int*>(group.shared);
-  const auto over_span = [&](int wave, auto fn) {
+  const auto over_span = [&](int wave, auto fn) HIPJAX_INLINE {
     const int end = (wave + 1) * span < seen ? (wave + 1) * span : seen;
     for (int at = wave * span; at < end; at += kLanes) {
       const int count = end - at < kLanes ? end - at : kLanes;
       fn(at, load(ranks + at, count), count);
     }
   };
-  const auto totals = [&](const int* from) {
+  const auto totals = [&](const int* from) HIPJAX_INLINE {
     int total = 0;
     for (int w = 0; w < kWaves; ++w) total += from[w];
     return total;
@@ -165,9 +165,9 @@ FN void run(const SelectBlocks& a, int row, Block<SelectBlocks::kWaves> group) {
   for (int pass = 0; pass < 16 && !exact; ++pass) {
     const int shift = pass < 15 ? 29 - 2 * pass : 0;
     int* counts = tally + pass % 2 * 3 * kWaves;
-    group.each([&](int wave) {
+    group.each([&](int wave) HIPJAX_INLINE {
       I reached[3] = {splat_int(0), splat_int(0), splat_int(0)};
-      over_span(wave, [&](int, I rank, int) {
+      over_span(wave, [&](int, I rank, int) HIPJAX_INLINE {
         HIPJAX_UNROLL
         for (int digit = 1; digit <= 3; ++digit) {
           const M high = rank >= splat_int(least + (digit << shift));
@@ -189,9 +189,9 @@ FN void run(const SelectBlocks& a, int row, Block<SelectBlocks::kWaves> group) {
   int* higher = tally;
   int* equal = tally + kWaves;
   group.each([](int) {});  // the last tally has been read
-  group.each([&](int wave) {
+  group.each([&](int wave) HIPJAX_INLINE {
     int more = 0, same = 0;
-    over_span(wave, [&](int, I rank, int count) {
+    over_span(wave, [&](int, I rank, int count) HIPJAX_INLINE {
       more += count_of(rank > splat_int(least));
       same += count_of(both(rank == splat_int(least), lane() < splat_int(count)));
     });
@@ -199,7 +199,7 @@ FN void run(const SelectBlocks& a, int row, Block<SelectBlocks::kWaves> group) {
     put(equal + wave, same);
   });
   const int ties = a.slots - totals(higher);
-  group.each([&](int wave) {
+  group.each([&](int wave) HIPJAX_INLINE {
     int at = 0, used = 0;
     for (int w = 0; w < wave; ++w) {
       at += higher[w];
@@ -207,7 +207,7 @@ FN void run(const SelectBlocks& a, int row, Block<SelectBlocks::kWaves> group) {
     }
     int left = ties > used ? ties - used : 0;
     at += ties - left;
-    over_span(wave, [&](int from, I rank, int count) {
+    over_span(wave, [&](int from, I rank, int count) HIPJAX_INLINE {
       const M same = both(rank == splat_int(least), lane() < splat_int(count));
       const M taken = either(rank > splat_int(least), first_of(same, left));
       const int equals = count_of(same);

@@ -22,7 +22,9 @@ void share_out(const Target& target, RowProduct& a) {
     a.many = a.bf16 && !a.quarters &&
              outputs >= outs * RowProduct::waves(a.variant()) * target.parallel();
     const int ahead = RowProduct::ahead(a.many, a.rows);
-    const int room = Target::kSharedBytes / 4 / RowProduct::kGroup / slices / a.rows;
+    const int partials = a.quarters ? RowProduct::waves(a.variant()) * kMaxRows : 0;
+    const int floats = target.shared_bytes() / 4 - partials;
+    const int room = floats / RowProduct::kGroup / slices / a.rows;
     if (room < a.chunk) a.chunk = std::max(1, room / ahead) * ahead;
     a.per_block = RowProduct::waves(a.variant()) / slices * (a.many ? outs : 1);
   }

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
+from jax.sharding import NamedSharding, PartitionSpec
 
 from hipjax.ffi.registration import operations, report, target
 from hipjax.typing import Array
@@ -53,9 +54,13 @@ def call(
         count = operands[0].shape[0]
         varying = frozenset[str]().union(*map(_varying_axes, operands))
         operands = tuple(_made_varying(x, varying) for x in operands)
-        kind = jax.typeof(max(operands, key=lambda x: len(_varying_axes(x)))).manual_axis_type
+        most = jax.typeof(max(operands, key=lambda x: len(_varying_axes(x))))
+        # Only a type with a mesh can say that it varies over some of its axes.
+        mesh = NamedSharding(most.sharding.mesh, PartitionSpec()) if varying else None
         types = [
-            jax.ShapeDtypeStruct((count, *shape), dtype, manual_axis_type=kind)
+            jax.ShapeDtypeStruct(
+                (count, *shape), dtype, sharding=mesh, manual_axis_type=most.manual_axis_type
+            )
             for shape, dtype in results
         ]
         kernel = jax.ffi.ffi_call(

@@ -74,7 +74,7 @@ def verdict(backend: str) -> Verdict:
         backend = "rocm" if "rocm" in version.lower() else "cuda"
     text = ctypes.create_string_buffer(4096)
     good = library.hipjax_open_gpu(backend.encode(), text, len(text))
-    return Verdict(bool(good), "; ".join(text.value.decode().split("\n")).strip("; "))
+    return Verdict(bool(good), "; ".join(text.value.decode().splitlines()))
 
 
 def report() -> Report:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import inspect
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import chex
@@ -11,10 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hipjax.ffi import ops
-from hipjax.ffi.kernels import attend, attention_inputs, block_keys
+from hipjax.ffi import kernels, ops
 from hipjax.model.attention import rotary_frequencies
 from tests.ffi.support import assert_same_bits, bits_under, instruction_sets
+
+BITS = np.dtype(np.uint16)  # of bfloat16
+
+
+@pytest.fixture(autouse=True)
+def by_kernels() -> Iterator[None]:
+    with ops.implementation("kernel"):
+        yield
 
 
 class Sizes(NamedTuple):
@@ -85,14 +94,14 @@ def exact(c: Case, ratio: int) -> np.ndarray:
 
 
 def rounded(x: np.ndarray) -> np.ndarray:
-    return np.asarray(ops.decode(ops.encode(jnp.asarray(x), jnp.uint16)))
+    return np.asarray(ops.decode(ops.encode(jnp.asarray(x), BITS)))
 
 
 def run(c: Case, ratio: int, bits: bool = False) -> np.ndarray:
     arrays = list(map(jnp.asarray, c))
     if bits:
-        arrays[1:3] = [ops.encode(x, jnp.uint16) for x in arrays[1:3]]
-    return np.asarray(attend(*arrays, ratio))
+        arrays[1:3] = [ops.encode(x, BITS) for x in arrays[1:3]]
+    return np.asarray(ops.attend(*arrays, ratio))
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -192,7 +201,7 @@ def turned(
 def test_inputs_against_float64() -> None:
     arrays = inputs(5)
     projected, key, index, positions, *norms, freq = arrays
-    found = attention_inputs(*map(jnp.asarray, arrays), eps=1e-6)
+    found = ops.attention_inputs(*map(jnp.asarray, arrays), eps=1e-6)
     heads = (projected[..., 0, :], key, index[..., :-1, :])
     for x, got, norm in zip(heads, found, norms, strict=True):
         np.testing.assert_allclose(got, turned(x, norm, positions, freq), atol=4e-6)
@@ -208,8 +217,8 @@ def test_inputs_row_by_row(other: float) -> None:
             for a in mixed[:3]:
                 a[:, np.arange(rows) != r] = other
             alone = [a[:, r : r + 1] for a in arrays[:4]] + arrays[4:]
-            found = attention_inputs(*map(jnp.asarray, mixed), eps=1e-6)
-            wanted = attention_inputs(*map(jnp.asarray, alone), eps=1e-6)
+            found = ops.attention_inputs(*map(jnp.asarray, mixed), eps=1e-6)
+            wanted = ops.attention_inputs(*map(jnp.asarray, alone), eps=1e-6)
             for got, want in zip(found, wanted, strict=True):
                 assert_same_bits(got[:, r], want[:, 0])
 
@@ -221,14 +230,14 @@ def test_block_keys_against_float64(ratio: int, bits: bool) -> None:
     raw = rounded(rng.standard_normal((2, 3 * ratio, 25)).astype(np.float32))
     first = np.array([0, 60_000], np.int32)
     norm, freq = rng.standard_normal(25).astype(np.float32), rotary_frequencies(1e6, 16)
-    stored = ops.encode(jnp.asarray(raw), jnp.uint16 if bits else jnp.float32)
-    found = block_keys(stored, *map(jnp.asarray, (first, norm, freq)), 1e-6, ratio)
+    stored = ops.encode(jnp.asarray(raw), BITS if bits else np.dtype(np.float32))
+    found = ops.block_keys(stored, *map(jnp.asarray, (first, norm, freq)), 1e-6, ratio)
     mean = raw.astype(np.float64).reshape(2, 3, ratio, 25).mean(axis=2)
     positions = (first[:, None] + np.arange(3)) * ratio
     wanted = turned(mean[:, :, None], norm, positions, freq)[:, :, 0]
     np.testing.assert_allclose(found, wanted, atol=4e-6)
     # A block is a block: its key has the same bits alone.
-    alone = block_keys(
+    alone = ops.block_keys(
         stored[:, ratio : 2 * ratio], *map(jnp.asarray, (first + 1, norm, freq)), 1e-6, ratio
     )
     assert_same_bits(alone[:, 0], found[:, 1])
@@ -238,19 +247,21 @@ def test_transformations() -> None:
     c = case("two_ple", 4, 3)
     wanted = run(c, 2)
     arrays = tuple(map(jnp.asarray, c))
-    assert_same_bits(jax.jit(lambda *a: attend(*a, 2))(*arrays), wanted)
-    mapped = jax.vmap(lambda *a: attend(*(x[None] for x in a), 2)[0])(*arrays)
+    assert_same_bits(jax.jit(lambda *a: ops.attend(*a, 2))(*arrays), wanted)
+    mapped = jax.vmap(lambda *a: ops.attend(*(x[None] for x in a), 2)[0])(*arrays)
     assert_same_bits(mapped, wanted)
 
     def step(carry: int, a: tuple[jax.Array, ...]) -> tuple[int, jax.Array]:
-        return carry, attend(*(x[None] for x in a), 2)[0]
+        return carry, ops.attend(*(x[None] for x in a), 2)[0]
 
     assert_same_bits(jax.lax.scan(step, 0, arrays)[1], wanted)
     many = tuple(map(jnp.asarray, inputs(3)))
-    found = jax.vmap(lambda *a: attention_inputs(*(x[None] for x in a), *many[4:], eps=1e-6))(
+    found = jax.vmap(lambda *a: ops.attention_inputs(*(x[None] for x in a), *many[4:], eps=1e-6))(
         *many[:4]
     )
-    chex.assert_trees_all_equal([x[:, 0] for x in found], list(attention_inputs(*many, eps=1e-6)))
+    chex.assert_trees_all_equal(
+        [x[:, 0] for x in found], list(ops.attention_inputs(*many, eps=1e-6))
+    )
 
 
 def test_instruction_sets_and_devices() -> None:
@@ -281,16 +292,20 @@ def test_bfloat16_bits_are_rounded_on_integers() -> None:
     x = np.concatenate([x, np.array([0.0, -0.0, 1e-45, 3.4e38, np.inf, np.nan], np.float32)])
     with np.errstate(invalid="ignore", over="ignore"):
         wanted = x.astype(jnp.bfloat16)
-    found = np.asarray(ops.encode(jnp.asarray(x), jnp.uint16)).view(jnp.bfloat16)
+    found = np.asarray(ops.encode(jnp.asarray(x), BITS)).view(jnp.bfloat16)
     nan = np.isnan(wanted)
     np.testing.assert_array_equal(np.isnan(found), nan)
     np.testing.assert_array_equal(found.view(np.uint16)[~nan], wanted.view(np.uint16)[~nan])
 
 
 def test_what_is_refused() -> None:
+    # Unwrapped, since the test run's checks of annotations would come first.
+    attend, attention_inputs, block_keys = map(
+        inspect.unwrap, (kernels.attend, kernels.attention_inputs, kernels.block_keys)
+    )
     c = list(map(jnp.asarray, case("tiny", 2)))
     with pytest.raises(TypeError, match="values has dtype uint16; allowed: float32"):
-        attend(*c[:2], ops.encode(c[2], jnp.uint16), *c[3:], 4)
+        attend(*c[:2], ops.encode(c[2], BITS), *c[3:], 4)
     with pytest.raises(ValueError, match=r"count has shape \(1, 1\); allowed: \(1, 2\)"):
         attend(*c[:4], c[4][:, :1], *c[5:], 4)
     with pytest.raises(ValueError, match="query has 4 heads; allowed: multiples of the 3 of keys"):

@@ -14,9 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hipjax.ffi import ops
 from hipjax.model.config import ModelConfig
 from hipjax.model.ngram import NgramTable, ngram_table, row_ids
-from hipjax.model.ple import NgramTableWeight
+from hipjax.model.ple import PLE, NgramTableWeight
+from hipjax.model.state import PLEState
+from tests.model import support as model_support
 from tests.tiny import TINY, TINY_TWO_PLE, ngram_buffers
 
 REAL = Path(__file__).parent.parent / "configs" / "flash_next.json"
@@ -173,17 +176,39 @@ def test_largest_head_reaches_no_further_than_int32(real: NgramTable) -> None:
     assert all(size < 2**28 and math.gcd(size, 2) == 1 for size in real.sizes)
 
 
-def test_scale_of_a_narrow_table() -> None:
-    """A float8 table is multiplied by its one scale after the gather."""
+def test_rows_of_a_narrow_table() -> None:
+    """A float8 table is widened exactly; its one scale multiplies what the rows become."""
     narrow = jnp.arange(12.0).reshape(6, 2).astype(jnp.float8_e4m3fn)
     scale, rows = jnp.float32(0.37), jnp.array([[[5, 0], [2, 2]]])
     module = NgramTableWeight(rows=6, width=2, scale=1.0)
-    plain = module.apply({"params": {"weight": narrow}}, rows)
-    found = module.apply({"params": {"weight": narrow, "weight_scale": scale}}, rows)
-    expected = np.asarray(narrow).astype(np.float32)[np.asarray(rows)]
-    np.testing.assert_array_equal(plain, expected)
-    np.testing.assert_array_equal(found, expected * np.float32(0.37))
-    assert not np.array_equal(found, plain)
+    given = {"params": {"weight": narrow, "weight_scale": scale}}
+    found = module.apply(given, rows)
+    np.testing.assert_array_equal(found, np.asarray(narrow).astype(np.float32)[np.asarray(rows)])
+    assert module.apply(given, method=lambda module: module.weight_scale) == scale
+
+
+@pytest.mark.parametrize("implementation", ["kernel", "reference"])
+def test_scale_of_a_narrow_table(implementation: str) -> None:
+    """The block of a scaled table is that of the table times the scale."""
+    config = ModelConfig.from_dict(TINY)
+    index = next(i for i in range(config.num_hidden_layers) if config.ple_index(i) is not None)
+    weights = model_support.model("tiny")[1]["model"]["layers"][str(index)]["ple"]
+    table = weights["ple_embedding"]["ngram_embedding"]["weight"].astype(jnp.float8_e4m3fn)
+    shape = (1, 5, config.hc_count, config.hidden_size)
+    streams = jax.random.normal(jax.random.key(0), shape)
+    tokens = jnp.array([[3, 4, 5, 6, 7]])
+
+    def added(**embedding: jax.Array) -> np.ndarray:
+        block = weights | {"ple_embedding": {"ngram_embedding": embedding}}
+        with ops.implementation(implementation):
+            out, _ = PLE(config, 0).apply({"params": block}, streams, tokens, state)
+        return np.asarray(out - streams)
+
+    state = PLEState.init(config, 1)
+    scale = jnp.float32(0.37)
+    wide = added(weight=table.astype(jnp.float32) * scale)
+    np.testing.assert_allclose(added(weight=table, weight_scale=scale), wide, atol=1e-5)
+    assert not np.allclose(added(weight=table), wide, atol=1e-5)
 
 
 def test_same_with_x64() -> None:

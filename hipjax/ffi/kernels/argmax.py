@@ -1,5 +1,7 @@
 """The greedy choice."""
 
+from typing import Any
+
 import jax.numpy as jnp
 
 from hipjax.ffi.call import call
@@ -17,7 +19,7 @@ def argmax(logits: Float[Array, "*rows V"]) -> tuple[Int[Array, "*rows"], Bool[A
     floats("logits", logits)
     rows, width = logits.shape[:-1], logits.shape[-1]
     pieces = -(-width // _PIECE)
-    results = [((), jnp.int32)] * 2
+    results: list[tuple[tuple[int, ...], Any]] = [((), jnp.int32)] * 2
     if pieces > 1:
         results += [((pieces,), jnp.float32), ((pieces,), jnp.int32)]
     best, lost, *_ = call("argmax", [logits.reshape(-1, width)], [], results)

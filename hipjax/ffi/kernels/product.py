@@ -19,7 +19,7 @@ def row_products(
 ) -> tuple[Array, ...]:
     """The products of the same rows with several weights, each weight read once."""
     outs = products(x, weights, [NONE] * len(weights))
-    return tuple(out.reshape(*x.shape[:-1], -1) for out in outs)
+    return tuple(out.reshape(*x.shape[:-1], out.shape[-1]) for out in outs)
 
 
 def row_product(x: Float[Array, "*rows K"], weight: Float[Array, "M K"]) -> Array:
