@@ -4,7 +4,9 @@
 namespace hipjax::HIPJAX_TARGET {
 
 FN float uniform(const float* p, int i) { return p[i]; }
+template <int>
 FN const float* again(const float* p) { return p; }
+FN int one_of_block(int wave) { return wave; }
 FN F settled(F x) { return x; }
 
 // 32 value channels of float32 [keys, values], to and from a tile.

@@ -15,13 +15,24 @@ FN float uniform(const float* p, int i) {
 
 // The same pointer, of which the compiler no longer knows what it has loaded from there: it
 // would keep all of a row's keys.
+template <int kKeys>
 FN const float* again(const float* p) {
 #if defined(__AMDGCN__)
   asm volatile("" : "+s"(p));
 #else
   asm volatile("" : "+l"(p));
+  if constexpr (kKeys) p = static_cast<const float*>(__builtin_assume_aligned(p, 16));
 #endif
   return p;
+}
+
+// The wave's number as a scalar.
+FN int one_of_block(int wave) {
+#if defined(__AMDGCN__)
+  return __builtin_amdgcn_readfirstlane(wave);
+#else
+  return wave;
+#endif
 }
 
 // The same value, computed before what follows and not put off beyond a branch.

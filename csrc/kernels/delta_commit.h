@@ -37,7 +37,7 @@ FN void commit(const DeltaCommit& a, const DeltaPlace& p, int kept, float* memor
   DeltaTile<kKeys> tile(memory);
   F scale = load_tile<kQ8>(a, a.state, p, tile);
   for (int row = 0; row < kept; ++row) {
-    const float* key = a.key + key_place(a, p, row);
+    const float* key = again<kKeys>(a.key + key_place(a, p, row));
     const float decay = exp(a.decay[head_place(a, p, row)]);
     const F correction = load(a.correction + row_place(a, p, row), p.count);
     F peak = splat(0.0f);
@@ -59,7 +59,8 @@ FN void commit(const DeltaCommit& a, const DeltaPlace& p, int kept, float* memor
 // The last `past` columns that end at row `kept`, for some channels. Columns move towards the
 // front, so the first may overwrite what has been read.
 FN void keep_columns(const DeltaCommit& a, int sequence, int from, int to, int kept) {
-  const long old = static_cast<long>(sequence) * a.past, fresh = static_cast<long>(sequence) * a.rows;
+  const long old = static_cast<long>(sequence) * a.past;
+  const long fresh = static_cast<long>(sequence) * a.rows;
   for (int base = from; base < to; base += kLanes) {
     const int count = to - base < kLanes ? to - base : kLanes;
     for (int i = 0; i < a.past; ++i) {
@@ -80,7 +81,7 @@ FN void run(const DeltaCommit& a, int block, Block<DeltaSizes::kWaves> group) {
     const int sequence = block < states ? block / a.heads : (block - states) / a.conv_blocks();
     int kept = a.kept[sequence];
     kept = kept < 0 ? 0 : kept > a.rows ? a.rows : kept;
-    group.each([&](int wave) {
+    group.each([&](int wave) __attribute__((always_inline)) {
       if (block >= states) {
         const int first = (block - states) % a.conv_blocks() * DeltaCommit::kChannels;
         constexpr int kShare = DeltaCommit::kChannels / DeltaSizes::kWaves;
@@ -88,11 +89,10 @@ FN void run(const DeltaCommit& a, int block, Block<DeltaSizes::kWaves> group) {
         keep_columns(a, sequence, first + wave * kShare, end < a.channels ? end : a.channels, kept);
         return;
       }
-      if (wave >= a.active) return;
-      float* memory = reinterpret_cast<float*>(group.shared) + wave * a.keys * kLanes;
-      for (int tile = wave; tile < a.tiles(); tile += a.active) {
+      const auto one = [&](int tile, float* memory) __attribute__((always_inline)) {
         commit<kKeys, kQ8>(a, place_of(a, block, tile), kept, memory);
-      }
+      };
+      each_tile<kKeys>(a, wave, group.shared, one);
     });
   }
 }

@@ -34,8 +34,8 @@ FN void advance(const DeltaRows& a, const DeltaPlace& p, float* memory) {
   DeltaTile<kKeys> tile(memory);
   F scale = load_tile<kQ8>(a, a.state, p, tile);
   for (int row = 0; row < a.rows; ++row) {
-    const float* key = a.key + key_place(a, p, row);
-    const float* query = a.query + key_place(a, p, row);
+    const float* key = again<kKeys>(a.key + key_place(a, p, row));
+    const float* query = again<kKeys>(a.query + key_place(a, p, row));
     const long at = row_place(a, p, row), head = head_place(a, p, row);
     const float decay = exp(a.decay[head]);
     F read = splat(0.0f);
@@ -47,7 +47,7 @@ FN void advance(const DeltaRows& a, const DeltaPlace& p, float* memory) {
     const F correction = (load(a.value + at, p.count) - read) * splat(a.strength[head]);
     store(a.correction + at, correction, p.count);
     F out = splat(0.0f), peak = splat(0.0f);
-    key = again(key);
+    key = again<kKeys>(key);
     tile.each(a.keys, [&](int i, F& s) {
       s = fma(splat(uniform(key, i)), correction, s);
       out = fma(s, splat(uniform(query, i)), out);
@@ -79,14 +79,13 @@ FN void run(const DeltaRows& a, int block, Block<DeltaSizes::kWaves> group) {
   constexpr int kKeys = DeltaSizes::keys_of(kVariant / 2);
   constexpr bool kQ8 = kVariant % 2;
   if constexpr (HIPJAX_GPU || kKeys == 0) {
-    group.each([&](int wave) {
-      if (wave >= a.active) return;
-      float* memory = reinterpret_cast<float*>(group.shared) + wave * a.keys * kLanes;
-      for (int tile = wave; tile < a.tiles(); tile += a.active) {
+    group.each([&](int wave) __attribute__((always_inline)) {
+      const auto one = [&](int tile, float* memory) __attribute__((always_inline)) {
         advance<kKeys, kQ8>(a, place_of(a, block, tile), memory);
-      }
+      };
+      each_tile<kKeys>(a, wave, group.shared, one);
     });
-    group.each([&](int wave) {
+    group.each([&](int wave) __attribute__((always_inline)) {
       for (int row = wave; row < a.rows; row += DeltaSizes::kWaves) {
         const long at = row_place(a, place_of(a, block, 0), row);
         finish_head(a, a.out + at, a.gate + at);

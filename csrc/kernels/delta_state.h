@@ -12,6 +12,7 @@ struct DeltaSizes {
   static constexpr int kWaves = 4;
   static constexpr int kVariants = 8;
   static constexpr int kMaxWidth = 256;
+  static constexpr int kMostValues = kWaves * kLanes;  // of tiles in registers
   // Key channels of the variants that keep a tile in registers; 0: any, in shared memory.
   static constexpr int keys_of(int size) { return size == 0 ? 0 : 16 << size; }
 
@@ -86,6 +87,17 @@ FN DeltaPlace place_of(const DeltaSizes& a, int block, int tile) {
   const int left = a.values - channel;
   return {block / a.heads, block % a.heads, channel, left < kLanes ? left : kLanes};
 }
+// The tiles of a head that one wave works on: a tile in registers is its only one.
+template <int kKeys, class Fn>
+FN void each_tile(const DeltaSizes& a, int wave, char* shared, Fn fn) {
+  float* memory = reinterpret_cast<float*>(shared) + wave * a.keys * kLanes;
+  if constexpr (kKeys) {
+    if (wave < a.tiles()) fn(one_of_block(wave), memory);
+  } else if (wave < a.active) {
+    for (int tile = wave; tile < a.tiles(); tile += a.active) fn(tile, memory);
+  }
+}
+
 // Element [sequence, row, head, channel] of an array [B, R, heads, values].
 FN long row_place(const DeltaSizes& a, const DeltaPlace& p, int row) {
   const long item = static_cast<long>(p.sequence) * a.rows + row;
@@ -145,19 +157,15 @@ FN F quantise(const DeltaSizes& a, const DeltaPlace& p, int frame, F peak, Tile&
     x = select(x > splat(127.0f), splat(127.0f), x);
     return select(x == x, x, splat(0.0f));
   };
-  const bool nearest_even = a.nearest;
+  const M even = splat_int(a.nearest) == splat_int(1);
   tile.each(a.keys, [&](int i, F& s) {
-    const F exact = s * inverse;
-    if (nearest_even) {
-      s = nearest(clamped(exact));
-      return;
-    }
     I x = plus(seed, splat_int(times(i, 214013)));
     x = plus(times(x, splat_int(1664525)), splat_int(1013904223));
     const F noise = to_float(shift_right(x, 8)) * splat(5.9604644775390625e-8f);  // 2^-24
-    const F noisy = clamped(exact + noise);
-    const F whole = to_float(to_int(noisy));
-    s = select(noisy < whole, whole - splat(1.0f), whole);
+    const F exact = s * inverse;
+    const F at = clamped(select(even, exact, exact + noise));
+    const F whole = to_float(to_int(at));
+    s = select(even, nearest(at), select(at < whole, whole - splat(1.0f), whole));
   });
   return select(zero, splat(1.0f), peak / splat(127.0f));
 }

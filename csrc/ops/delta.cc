@@ -62,7 +62,8 @@ DeltaSizes sizes(const Call& call, const ffi::AnyBuffer& key, const ffi::AnyBuff
   s.active = 1;
   if constexpr (Target::kGpu) {
     for (int size = 1; size < DeltaSizes::kVariants / 2; ++size) {
-      if (s.keys == DeltaSizes::keys_of(size)) s.size = size;
+      const bool fits = s.values <= DeltaSizes::kMostValues;
+      if (fits && s.keys == DeltaSizes::keys_of(size)) s.size = size;
     }
     // Tiles of other sizes share 48 KiB, which every GPU has.
     const int room = 48 * 1024 / (s.keys * kLanes * 4);

@@ -138,6 +138,13 @@ def test_cache_dtype(door: Door, value: Any) -> None:
 
 
 @EVERY_DOOR
+@pytest.mark.parametrize("value", ["q4", "Q8", ""])
+def test_recurrent(door: Door, value: str) -> None:
+    said = ("recurrent", repr(value), "float32, q8, q8_nearest")
+    refused(ValueError, said, lambda: call(door, recurrent=value))
+
+
+@EVERY_DOOR
 @pytest.mark.parametrize("stops", [(512,), (3, 4000)])
 def test_stop_ids_outside_the_vocabulary(door: Door, stops: tuple[int, ...]) -> None:
     said = ("stop_token_ids", str(stops[-1]), "0 to 511")
@@ -214,6 +221,7 @@ LOGITS: dict[str, tuple[Any, dict[str, Any], Any, tuple[str, ...]]] = {
     "length past the end": ([1, 2], {"lengths": [3]}, ValueError, ("lengths", "3")),
     "negative length": ([1, 2], {"lengths": [-1]}, ValueError, ("lengths", "-1")),
     "cache_dtype": ([1, 2], {"cache_dtype": jnp.float16}, ValueError, ("cache_dtype", "float32")),
+    "recurrent": ([1, 2], {"recurrent": "q4"}, ValueError, ("recurrent", "q8_nearest")),
 }
 
 
@@ -248,6 +256,8 @@ ALLOWED: dict[str, dict[str, Any]] = {
     "float32": {"cache_dtype": jnp.float32},
     "dtype object": {"cache_dtype": np.dtype("float32")},
     "dtype by name": {"cache_dtype": "float32"},
+    "eight bits": {"recurrent": "q8"},
+    "eight bits to nearest": {"recurrent": "q8_nearest"},
 }
 
 
