@@ -122,9 +122,9 @@ FN void run(const RowProduct& a, int block, Block<RowProduct::waves(kVariant)> g
       }
     }
     float value = sums(values);
-    const int which = sum_of_lane<kCount>(lane());
+    const int which = lane();
     const int m = first + offset + which / kRows;
-    bool write = lane() % (kLanes / kCount) == 0 && which < kOuts * kRows && m < to.outputs;
+    bool write = which < kOuts * kRows && m < to.outputs;
     if constexpr (kSlices == 4) {
       if (write) partial[wave * kMaxRows + which] = value;
       barrier();

@@ -264,39 +264,10 @@ FN void fold(const Quads<kPart>& a, int, Folded& to) {
 }
 FN float sum(const Folded& folded) { return sum(folded.v); }
 
-// The tree over lanes for kCount values at once, kCount a power of two up to 32: a lane ends
-// with the sum of value `sum_of_lane(lane)`. While there are several values, partners share
-// them out instead of computing the same sum twice.
-template <int kCount, int kOffset = 16>
-FN float sums(const float (&values)[kCount]) {
-  if constexpr (kOffset == 0) {
-    return values[0];
-  } else if constexpr (kCount == 1) {
-    const float both[1] = {values[0] + lanes_from(values[0], lane() ^ kOffset)};
-    return sums<1, kOffset / 2>(both);
-  } else {
-    constexpr int kHalf = kCount / 2;
-    const bool upper = lane() & kOffset;
-    float half[kHalf];
-#pragma unroll
-    for (int i = 0; i < kHalf; ++i) {
-      const float a = values[i], b = values[i + kHalf];
-      half[i] = (upper ? b : a) + lanes_from(upper ? a : b, lane() ^ kOffset);
-    }
-    return sums<kHalf, kOffset / 2>(half);
-  }
-}
 constexpr int power_of_two(int atleast) {
   int n = 1;
   while (n < atleast) n *= 2;
   return n;
-}
-// The highest bits of a lane's number name the value.
-template <int kCount>
-FN constexpr int sum_of_lane(int which) {
-  int shift = 5;
-  for (int n = kCount; n > 1; n /= 2) --shift;
-  return which >> shift;
 }
 
 }  // namespace hipjax::gpu

@@ -90,7 +90,7 @@ def compiled(tmp_path, source):
         pytest.skip("there is no clang++ of version 19 or newer")
     file, out = tmp_path / "kernel.hip", tmp_path / "kernel.co"
     file.write_text(HEAD + source)
-    command = [CLANG, "-x", "hip", "--offload-arch=gfx1151", "--offload-device-only", "-O3",
+    command = [CLANG, "-x", "hip", "--offload-arch=gfx1151", "--offload-device-only", "-O2",
                "--no-gpu-bundle-output", "-nogpuinc", "-nogpulib", file, "-o", out]  # fmt: skip
     subprocess.run(command, check=True)
     return rdna_report.kernels(out.read_bytes())

@@ -124,9 +124,10 @@ def test_codes_by_the_formula(keys: int, nearest: bool) -> None:
                 np.testing.assert_array_equal(ours, theirs)
     assert (found[1] == 1).all() and not found[0].any()  # the last state was zero
     if not nearest:
-        other = quantised(state + 1, frame + 1, nearest)
+        ramp = state + np.linspace(0.1, 1, keys, dtype=np.float32)[None, :, None]
+        other = quantised(ramp, frame + 1, nearest)
         with pytest.raises(AssertionError):
-            np.testing.assert_array_equal(quantised(state + 1, frame, nearest)[0], other[0])
+            np.testing.assert_array_equal(quantised(ramp, frame, nearest)[0], other[0])
 
 
 def test_what_is_not_finite_stays_so() -> None:
@@ -170,7 +171,9 @@ def test_rows_equal_steps(name: str, nearest: bool) -> None:
 def test_rows_against_a_rounded_model(nearest: bool) -> None:
     """The recurrence in float64 on the state that the codes stand for, row by row."""
     given = deltas.rows_of(SIZES["nano"], 1, 1)
-    floats = np.asarray(ops.delta_dequantised(jnp.asarray(given["codes"]), given["scales"]))
+    floats = np.asarray(
+        ops.delta_dequantised(jnp.asarray(given["codes"]), jnp.asarray(given["scales"]))
+    )
     found = deltas.rows(given, nearest=nearest)
     wanted = deltas.rows(given | {"state": floats})
     for ours, theirs in zip(found, wanted, strict=True):  # the output is read before rounding

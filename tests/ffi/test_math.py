@@ -293,4 +293,5 @@ def test_bits_are_the_same_everywhere(instruction_set: str, here: dict[str, np.n
 def test_an_unknown_function_is_refused() -> None:
     x = jnp.zeros((1, 4), jnp.float32)
     with pytest.raises(Exception, match="there is no function 99"):
-        call("math_probe", [x], [], [((4,), jnp.float32)], function=99, uniform=0)
+        out = call("math_probe", [x], [], [((4,), jnp.float32)], function=99, uniform=0)
+        jax.block_until_ready(out)

@@ -246,6 +246,7 @@ def test_refusals() -> None:
 def test_the_handler_checks_again() -> None:
     x, w = jnp.ones((3, 40)), jnp.ones((37, 40))
     with pytest.raises(Exception, match="group does not divide the rows"):
-        products(x, [w], [ADD], taken=[jnp.ones((3, 37))], group=2)
+        jax.block_until_ready(products(x, [w], [ADD], taken=[jnp.ones((3, 37))], group=2))
     with pytest.raises(Exception, match="operand 1 has 74 elements; 222 were expected"):
-        products(x[:, None], [w], [COMBINE], taken=[jnp.ones((1, 2, 37)), jnp.ones((1, 2))])
+        taken = [jnp.ones((1, 2, 37)), jnp.ones((1, 2))]
+        jax.block_until_ready(products(x[:, None], [w], [COMBINE], taken=taken))

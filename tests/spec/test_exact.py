@@ -81,15 +81,15 @@ def test_products_of_xla_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_single_bit_would_be_seen() -> None:
-    """Negative control of the fingerprints."""
+    """Negative control of the comparison: one state with one bit more, one other token."""
     wanted = plain(0, "float32")
-    other = decoded(BATCHES[0][:1], 8, "float32", itertools.repeat(0))
-    assert not differences(
-        Trail([other.tokens[0]], [other.states[0]], 0),
-        Trail([wanted.tokens[0][:8]], [wanted.states[0]], 0),
-    )
-    spoiled = {n: bytes([mark[0] ^ 1]) + mark[1:] for n, mark in other.states[0].items()}
-    assert differences(
-        Trail([other.tokens[0]], [spoiled], 0),
-        Trail([wanted.tokens[0][:8]], [wanted.states[0]], 0),
-    )
+    assert not differences(wanted, wanted)
+    mark = wanted.states[3][100]
+    spoiled = [dict(states) for states in wanted.states]
+    spoiled[3][100] = bytes([mark[0] ^ 1]) + mark[1:]
+    assert differences(Trail(wanted.tokens, spoiled, 0), wanted) == [
+        "request 3: after 100 tokens, arrays [0] differ"
+    ]
+    tokens = [list(each) for each in wanted.tokens]
+    tokens[5][7] += 1
+    assert "request 5: token 7 " in differences(Trail(tokens, wanted.states, 0), wanted)[0]
