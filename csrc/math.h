@@ -1,5 +1,5 @@
 // Transcendental functions from IEEE operations alone, so that every target gives the same
-// bits. T is F or float. Stated accuracy and methods: order.d/math.md; tests/ffi/test_math.py
+// bits. T is F or float. Stated accuracy and methods: order.md; tests/ffi/test_math.py
 // measures it. A value that needs more than a float's digits is kept as high + low.
 #pragma once
 
