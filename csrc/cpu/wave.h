@@ -475,6 +475,15 @@ FN void load_pair(const uint16_t* p, V& low, V& high) {
 #endif
 }
 
+// The same where only `left` of the terms are real: the others are zero, and not read.
+template <class T>
+FN void load_some(const T* p, int left, V& low, V& high) {
+  if (left >= 2 * kWidth) return load_pair(p, low, high);
+  T some[2 * kWidth] = {};
+  for (int j = 0; j < left; ++j) some[j] = p[j];
+  load_pair(some, low, high);
+}
+
 // The eight terms of each lane, lane t's from t * 8 on: the first four and the last four.
 template <int kPart, class T>
 FN void load_quads(const T* w, int part, int left, Quads<kPart>& low, Quads<kPart>& high) {
@@ -485,20 +494,14 @@ FN void load_quads(const T* w, int part, int left, Quads<kPart>& low, Quads<kPar
   }
   left -= part * kPart * 8;
   for (int i = 0; i < kPart * 4 / kWidth; ++i) {
-    T some[2 * kWidth];
-    for (int j = 0; j < 2 * kWidth; ++j) {
-      some[j] = 2 * i * kWidth + j < left ? p[2 * i * kWidth + j] : T(0);
-    }
-    load_pair(some, low.v[i], high.v[i]);
+    load_some(p + 2 * i * kWidth, left - 2 * i * kWidth, low.v[i], high.v[i]);
   }
 }
 // A group of 256 terms laid out in registers of quads, low and high by turns.
 FN void stage_group(float* to, const float* x, int left) {
   for (int at = 0; at < 8 * kLanes; at += 2 * kWidth) {
-    float some[2 * kWidth];
-    for (int j = 0; j < 2 * kWidth; ++j) some[j] = at + j < left ? x[at + j] : 0.0f;
     V both[2];
-    load_pair(some, both[0], both[1]);
+    load_some(x + at, left - at, both[0], both[1]);
     memcpy(to + at, both, sizeof(both));
   }
 }
