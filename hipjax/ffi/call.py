@@ -69,7 +69,7 @@ def call(
         return tuple(kernel(*operands, **attributes))
 
     @run.def_vmap
-    def mapped(size: int, batched: list[bool], *operands: Array) -> tuple[Any, tuple[bool, ...]]:
+    def mapped(size: int, batched: list[bool], *operands: Any) -> tuple[Any, tuple[bool, ...]]:
         done = (True,) * len(results)
         if any(batched[split:]):
             chosen = [x for x, b in zip(operands, batched, strict=True) if b]
