@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 from jax.extend.core import jaxprs_in_params
 
+from hipjax.ffi.ops import implementation
 from hipjax.model.params import init_params
 from hipjax.model.trunk import trunk_logits, trunk_prompt, trunk_rows
 from tests.model import support
@@ -20,6 +21,8 @@ CACHES = {(1, 2, CONTEXT, 256), (1, CONTEXT // 4, 128)}
 # What row products read, as far as it is larger than anything else may be.
 WIDENED = {(248320, 2560), (12288, 2560), (10240, 2560), (6144, 2560), (2560, 6144)}
 WIDENED |= {shape[::-1] for shape in WIDENED}
+# The first matrices of the experts that one token chooses.
+CHOSEN = 10 * 1280 * 2560
 
 
 def struct(*shape: int) -> jax.ShapeDtypeStruct:
@@ -68,16 +71,28 @@ def row_logits(params: Any, tokens: Any, state: Any) -> Any:
 
 
 def test_one_row_makes_nothing_large(stored: Any) -> None:
-    """At the full context: no larger than the first matrices of the chosen experts.
+    """Kernels, at the full context: nothing is larger than the first matrices of chosen experts.
 
-    The plain-JAX row product widens the weight that it reads, so the matrices of the dense layers
-    appear as float32; lm_head does so in pieces. Tables that are only looked into do not.
+    Not even those are copied: the kernels read every weight and every cached row in place.
     """
     state = support.state_shapes(CONTEXT)
-    arrays = list(made(row_logits, stored, struct(1, 1), state))
-    chosen = 10 * 1280 * 2560
-    # A reshape is a view: lm_head is cut into 20 pieces.
-    assert surprises(iter(arrays), chosen) == {("reshape", (20, 12416, 2560))}
+    with implementation("kernel"):
+        arrays = list(made(row_logits, stored, struct(1, 1), state))
+    assert surprises(iter(arrays), CHOSEN) == set()
+    assert ("gather", (1, 1, 10, 1280, 2560)) not in arrays
+    assert not [shape for primitive, shape in arrays if primitive == "gather" and 2051 in shape]
+
+
+def test_one_row_of_the_references(stored: Any) -> None:
+    """Plain JAX copies the chosen experts and the selected rows, and widens what it multiplies.
+
+    The matrices of the dense layers appear as float32; lm_head does so in 20 pieces, of which the
+    reshape is a view. Tables that are only looked into are not copied.
+    """
+    state = support.state_shapes(CONTEXT)
+    with implementation("reference"):
+        arrays = list(made(row_logits, stored, struct(1, 1), state))
+    assert surprises(iter(arrays), CHOSEN) == {("reshape", (20, 12416, 2560))}
     assert ("gather", (1, 1, 10, 1280, 2560)) in arrays
     # Attention reads its selection and the tail, of at most 2051 tokens.
     gathered = {shape for primitive, shape in arrays if primitive == "gather" and 2051 in shape}
@@ -102,10 +117,9 @@ def test_a_large_array_is_noticed(stored: Any) -> None:
     """Negative control: a widened table, a read of a whole cache, a square of scores."""
     experts = stored["model"]["layers"]["0"]["mlp"]["experts"]["gate_up_proj"]
     keys = support.state_shapes(CONTEXT).layers[3].mixer.keys
-    bound = 10 * 1280 * 2560
     for function, argument in (
         (lambda weight: weight.astype(jnp.float32)[0], experts),
         (lambda cache: cache.astype(jnp.float32)[0, 0, 0], keys),
         (jax.jit(lambda cache: (cache + cache)[0, 0, 0]), keys),
     ):
-        assert len(surprises(made(function, argument), bound)) == 1
+        assert len(surprises(made(function, argument), CHOSEN)) == 1
