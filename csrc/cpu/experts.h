@@ -3,46 +3,29 @@
 
 namespace hipjax::HIPJAX_TARGET {
 
-constexpr int whole_groups(int terms) {
-  return (terms + RowProduct::kGroup - 1) / RowProduct::kGroup;
-}
-
 // The rows of a tile, laid out for the products where the depth allows it.
 template <int kRows>
 struct TileRows {
+  using Rows = StagedRows<outputs_at_once(kRows), kRows>;
+  static constexpr int kMost = Rows::kMost;
   const float* x[kRows];
-  float* staged;
-  int terms;
+  Rows staged;
 
-  FN bool wide() const { return terms % 8 == 0; }
   FN void stage() const {
-    if (!wide()) return;
-    const int groups = whole_groups(terms);
-    for (int r = 0; r < kRows; ++r) {
-      for (int g = 0; g < groups; ++g) {
-        const int at = g * RowProduct::kGroup;
-        stage_group(staged + static_cast<long>(r) * groups * RowProduct::kGroup + at, x[r] + at,
-                    terms - at);
-      }
+    for (int i = 0; staged.wide() && i < kRows * staged.groups(); ++i) {
+      staged.stage(i % kRows, i / kRows, x[i % kRows]);
     }
   }
-  // The products of all rows with one row of weights.
-  template <class Bits>
-  FN void products(const Bits* weight, float (&sums)[kRows]) const {
-    constexpr int kPart = part_lanes(kRows);
-    if (!wide()) {
-      for (int r = 0; r < kRows; ++r) sums[r] = narrow_dot(weight, x[r], terms);
+  // The products of all rows with `count` rows of weights.
+  template <class Weight>
+  FN void products(float (&values)[kMost][kRows], int count, Weight weight) const {
+    if (staged.wide()) {
+      staged.products(values, count, weight, weight(count - 1) + staged.terms);
       return;
     }
-    const int groups = whole_groups(terms);
-    Folded folded[kRows];
-    for (int part = 0; part < kLanes / kPart; ++part) {
-      Quads<kPart> total[1][kRows] = {};
-      const Bits* const weights[1] = {weight};
-      add_groups(total, part, weights, 0, terms, staged, groups * RowProduct::kGroup, groups);
-      for (int r = 0; r < kRows; ++r) fold(total[0][r], part, folded[r]);
+    for (int i = 0; i < count * kRows; ++i) {
+      values[i / kRows][i % kRows] = narrow_dot(weight(i / kRows), x[i % kRows], staged.terms);
     }
-    for (int r = 0; r < kRows; ++r) sums[r] = sum(folded[r]);
   }
 };
 
@@ -60,15 +43,22 @@ FN void run(const ExpertInner& a, int block, Block<ExpertInner::kWaves> group) {
   const int last = first + a.per_block < a.width ? first + a.per_block : a.width;
   with_rows<kSearch>(tile.count, [&](auto rows) HIPJAX_INLINE {
     constexpr int kRows = decltype(rows)::value;
-    TileRows<kRows> in{{}, reinterpret_cast<float*>(group.shared), a.hidden};
+    TileRows<kRows> in{{}, {reinterpret_cast<float*>(group.shared), a.hidden}};
+    HIPJAX_UNROLL
     for (int r = 0; r < kRows; ++r) in.x[r] = a.x + tile.choice[r] / a.chosen * hidden;
     in.stage();
-    for (int i = first; i < last; ++i) {
-      float gate[kRows], up[kRows];
-      in.products(weight + i * hidden, gate);
-      in.products(weight + (a.width + i) * hidden, up);
-      for (int r = 0; r < tile.count; ++r) {
-        a.inner[static_cast<long>(tile.choice[r]) * a.width + i] = silu(gate[r]) * up[r];
+    constexpr int kPairs = TileRows<kRows>::kMost / 2;
+    for (int from = first; from < last; from += kPairs) {
+      const int count = last - from < kPairs ? last - from : kPairs;
+      float values[TileRows<kRows>::kMost][kRows];  // of gates, then of ups
+      in.products(values, 2 * count, [&](int o) HIPJAX_INLINE {
+        return weight + (from + (o < count ? o : a.width + o - count)) * hidden;
+      });
+      for (int i = 0; i < count; ++i) {
+        for (int r = 0; r < tile.count; ++r) {
+          a.inner[static_cast<long>(tile.choice[r]) * a.width + from + i] =
+              silu(values[i][r]) * values[count + i][r];
+        }
       }
     }
   });
@@ -90,14 +80,19 @@ FN void run(const ExpertOutput& a, int block, Block<ExpertOutput::kWaves> group)
     const Bits* weight = static_cast<const Bits*>(a.down) + expert * a.hidden * width;
     with_rows<kSearch>(tile.count, [&](auto rows) HIPJAX_INLINE {
       constexpr int kRows = decltype(rows)::value;
-      TileRows<kRows> in{{}, staged, a.width};
+      constexpr int kMost = TileRows<kRows>::kMost;
+      TileRows<kRows> in{{}, {staged, a.width}};
+      HIPJAX_UNROLL
       for (int r = 0; r < kRows; ++r) in.x[r] = a.inner + tile.choice[r] * width;
       in.stage();
-      for (int m = first; m < last; ++m) {
-        float sums[kRows];
-        in.products(weight + m * width, sums);
-        for (int r = 0; r < tile.count; ++r) {
-          products[static_cast<long>(tile.choice[r]) * a.per_block + m - first] = sums[r];
+      for (int m = first; m < last; m += kMost) {
+        const int count = last - m < kMost ? last - m : kMost;
+        float values[kMost][kRows];
+        in.products(values, count, [&](int o) HIPJAX_INLINE { return weight + (m + o) * width; });
+        for (int o = 0; o < count; ++o) {
+          for (int r = 0; r < tile.count; ++r) {
+            products[static_cast<long>(tile.choice[r]) * a.per_block + m + o - first] = values[o][r];
+          }
         }
       }
     });

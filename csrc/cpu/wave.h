@@ -13,7 +13,13 @@
 #include "arguments.h"
 
 #define FN __attribute__((always_inline)) inline
+// Values of a wave stay in registers only where the loops over them are unrolled. Without vector
+// instructions there are not enough registers anyway.
+#if HIPJAX_WIDTH > 4
+#define HIPJAX_UNROLL _Pragma("GCC unroll 32")
+#else
 #define HIPJAX_UNROLL
+#endif
 
 namespace hipjax::HIPJAX_TARGET {
 
@@ -37,6 +43,7 @@ struct M {
 template <class Out, class Fn>
 FN Out each_register(Fn fn) {
   Out out;
+  HIPJAX_UNROLL
   for (int i = 0; i < kRegisters; ++i) out.v[i] = fn(i);
   return out;
 }
@@ -197,35 +204,37 @@ FN bool both(bool a, bool b) { return a && b; }
 FN bool either(bool a, bool b) { return a || b; }
 FN bool opposite(bool a) { return !a; }
 
-FN F lanes_from(F x, I source) {
-  return each_register<F>([=](int i) {
-    V out;
-    for (int j = 0; j < kWidth; ++j) {
-      const int from = source.v[i][j];
-      out[j] = x.v[from / kWidth][from % kWidth];
-    }
-    return out;
-  });
+FN float value_at(F x, int source) {
+  float lanes[kLanes];
+  memcpy(lanes, &x, sizeof(x));
+  return lanes[source];
 }
-FN I lanes_from(I x, I source) { return as_int(lanes_from(as_float(x), source)); }
-FN float value_at(F x, int source) { return x.v[source / kWidth][source % kWidth]; }
-FN int value_at(I x, int source) { return x.v[source / kWidth][source % kWidth]; }
 
+// Lane j takes what is in lane j + kOffset.
+template <int kOffset, class Register, int... kLane>
+FN Register moved(Register x, std::integer_sequence<int, kLane...>) {
+  return __builtin_shufflevector(x, x, ((kLane + kOffset) % kWidth)...);
+}
+template <int kOffset, class Register, class Fn>
+FN Register within(Register x, Fn op) {
+  if constexpr (kOffset > 0) {
+    x = op(x, moved<kOffset>(x, std::make_integer_sequence<int, kWidth>()));
+    return within<kOffset / 2>(x, op);
+  }
+  return x;
+}
 // Halves the lanes with `op` until one is left: lane t takes its partner at t + offset.
 template <class Scalar, class Register, class Fn>
 FN Scalar tree(const Register* v, Fn op) {
   Register half[kRegisters];
+  HIPJAX_UNROLL
   for (int i = 0; i < kRegisters; ++i) half[i] = v[i];
+  HIPJAX_UNROLL
   for (int n = kRegisters / 2; n; n /= 2) {
+    HIPJAX_UNROLL
     for (int i = 0; i < n; ++i) half[i] = op(half[i], half[i + n]);
   }
-  Register last = half[0];
-  for (int offset = kWidth / 2; offset; offset /= 2) {
-    Register moved = last;
-    for (int j = 0; j < offset; ++j) moved[j] = last[j + offset];
-    last = op(last, moved);
-  }
-  return last[0];
+  return within<kWidth / 2>(half[0], op)[0];
 }
 #if HIPJAX_WIDTH > 4
 FN float sum(F x) {
@@ -258,114 +267,6 @@ FN int least(I x) {
 FN int sum(I x) {
   return tree<int>(x.v, [](VI a, VI b) { return a + b; });
 }
-FN bool any(M x) {
-  return tree<int>(x.v, [](VI a, VI b) { return a | b; }) != 0;
-}
-FN bool all(M x) {
-  return tree<int>(x.v, [](VI a, VI b) { return a & b; }) != 0;
-}
-
-// Side by side: lane t reads or writes p[t]. From lane `count` on, lanes load zero and store
-// nothing.
-template <class Out, class T, class Fn>
-FN Out loaded(const T* p, int count, Fn widen) {
-  Out out;
-  T some[kLanes];
-  if (count < kLanes) {
-    for (int j = 0; j < kLanes; ++j) some[j] = j < count ? p[j] : T(0);
-    p = some;
-  }
-  typedef T Stored __attribute__((vector_size(sizeof(T) * kWidth)));
-  for (int i = 0; i < kRegisters; ++i) {
-    Stored stored;
-    memcpy(&stored, p + i * kWidth, sizeof(stored));
-    out.v[i] = widen(stored);
-  }
-  return out;
-}
-FN F load(const float* p, int count) {
-  return loaded<F>(p, count, [](auto stored) { return stored; });
-}
-FN F load(const uint16_t* p, int count) {  // bfloat16
-  return loaded<F>(p, count,
-                   [](auto stored) { return (V)(__builtin_convertvector(stored, VU) << 16); });
-}
-FN I load(const int* p, int count) {
-  return loaded<I>(p, count, [](auto stored) { return (VI)stored; });
-}
-FN I load(const int8_t* p, int count) {
-  return loaded<I>(p, count, [](auto stored) { return __builtin_convertvector(stored, VI); });
-}
-template <class T, class In, class Fn>
-FN void stored(T* p, const In& value, int count, Fn narrow) {
-  for (int i = 0; i < kRegisters; ++i) {
-    const auto one = narrow(value.v[i]);
-    if (count >= (i + 1) * kWidth) {
-      memcpy(p + i * kWidth, &one, sizeof(one));
-    } else {
-      for (int j = 0; j < kWidth && i * kWidth + j < count; ++j) p[i * kWidth + j] = one[j];
-    }
-  }
-}
-FN void store(float* p, F value, int count) {
-  stored(p, value, count, [](V v) { return v; });
-}
-FN void store(int* p, I value, int count) {
-  stored(p, value, count, [](VI v) { return v; });
-}
-FN void store(int8_t* p, I value, int count) {
-  typedef int8_t Bytes __attribute__((vector_size(kWidth)));
-  stored(p, value, count, [](VI v) { return __builtin_convertvector(v, Bytes); });
-}
-// Anywhere: each live lane reads p[index]; the others are zero.
-template <class T>
-FN T taken(const T* p, I index, M live, int lane) {
-  return live.v[lane / kWidth][lane % kWidth] ? p[index.v[lane / kWidth][lane % kWidth]] : T(0);
-}
-FN F gather(const float* p, I index, M live) {
-  F out;
-  for (int j = 0; j < kLanes; ++j) out.v[j / kWidth][j % kWidth] = taken(p, index, live, j);
-  return out;
-}
-FN F gather(const uint16_t* p, I index, M live) {  // bfloat16
-  I out;
-  for (int j = 0; j < kLanes; ++j) {
-    out.v[j / kWidth][j % kWidth] = static_cast<int>(taken(p, index, live, j)) << 16;
-  }
-  return as_float(out);
-}
-FN I gather(const int* p, I index, M live) {
-  I out;
-  for (int j = 0; j < kLanes; ++j) out.v[j / kWidth][j % kWidth] = taken(p, index, live, j);
-  return out;
-}
-// Every lane below `count` writes p[index].
-FN void scatter(float* p, I index, F value, int count) {
-  for (int j = 0; j < count; ++j) p[index.v[j / kWidth][j % kWidth]] = value.v[j / kWidth][j % kWidth];
-}
-// One uniform value: the first lane writes it.
-FN void put(float* p, float value) { *p = value; }
-FN void put(int* p, int value) { *p = value; }
-
-FN int count_of(M live) {
-  return -tree<int>(live.v, [](VI a, VI b) { return a + b; });
-}
-// The first `count` of the live lanes.
-FN M first_of(M live, int count) {
-  for (int j = 0; j < kLanes; ++j) {
-    count += live.v[j / kWidth][j % kWidth];
-    if (count < 0) live.v[j / kWidth][j % kWidth] = 0;
-  }
-  return live;
-}
-// Writes the values of live lanes one after the other, and says how many.
-FN int list(int* p, I value, M live) {
-  int at = 0;
-  for (int j = 0; j < kLanes; ++j) {
-    if (live.v[j / kWidth][j % kWidth]) p[at++] = value.v[j / kWidth][j % kWidth];
-  }
-  return at;
-}
 
 // a + b's partners: lanes with kOffset in their number take b, the others a.
 template <int kOffset, int... kLane>
@@ -380,9 +281,12 @@ FN void halved(V (&x)[kCount]) {
   if constexpr (kOffset > 0) {
     constexpr std::make_integer_sequence<int, kWidth> all;
     if constexpr (kOffset >= kCount) {
+      HIPJAX_UNROLL
       for (int t = 0; t < kCount; ++t) x[t] = partners<kOffset>(x[t], x[t], all);
     } else {
+      HIPJAX_UNROLL
       for (int from = 0; from < kCount; from += kWidth) {
+        HIPJAX_UNROLL
         for (int t = from; t < from + kOffset; ++t) {
           x[t] = partners<kOffset>(x[t], x[t + kOffset], all);
         }
@@ -395,10 +299,14 @@ FN void halved(V (&x)[kCount]) {
 template <int kCount>
 FN F sums(const F (&values)[kCount]) {
   V x[kCount];
+  HIPJAX_UNROLL
   for (int t = 0; t < kCount; ++t) {
     V half[kRegisters];
+    HIPJAX_UNROLL
     for (int i = 0; i < kRegisters; ++i) half[i] = values[t].v[i];
+    HIPJAX_UNROLL
     for (int n = kRegisters / 2; n; n /= 2) {
+      HIPJAX_UNROLL
       for (int i = 0; i < n; ++i) half[i] = half[i] + half[i + n];
     }
     x[t] = half[0];
@@ -418,143 +326,7 @@ struct Block {
   }
 };
 
-// Four accumulators of each of kPart lanes, a lane's side by side; see order.md, "row
-// products". A wave whose accumulators would not fit the registers runs part by part.
-constexpr int part_lanes(int accumulators) {
-  const int registers = kWidth == 16 ? 16 : 8;
-  int part = kLanes;
-  while (part > kWidth / 4 && part * 4 / kWidth * accumulators > registers) part /= 2;
-  return part;
-}
-
-template <int kPart>
-struct Quads {
-  V v[kPart * 4 / kWidth];
-};
-template <int kPart>
-FN Quads<kPart> fma(Quads<kPart> a, Quads<kPart> b, Quads<kPart> c) {
-  for (int i = 0; i < kPart * 4 / kWidth; ++i) c.v[i] = fma_register(a.v[i], b.v[i], c.v[i]);
-  return c;
-}
-
-// One register of `low` and of `high` quads from 2 * kWidth terms that lie side by side.
-FN void split(V first, V second, V& low, V& high) {
-#if HIPJAX_WIDTH == 16
-  low = (V)_mm512_shuffle_f32x4((__m512)first, (__m512)second, 0x88);
-  high = (V)_mm512_shuffle_f32x4((__m512)first, (__m512)second, 0xdd);
-#elif HIPJAX_WIDTH == 8
-  low = (V)_mm256_permute2f128_ps((__m256)first, (__m256)second, 0x20);
-  high = (V)_mm256_permute2f128_ps((__m256)first, (__m256)second, 0x31);
-#else
-  low = first;
-  high = second;
-#endif
-}
-FN void load_pair(const float* p, V& low, V& high) {
-  V both[2];
-  memcpy(both, p, sizeof(both));
-  split(both[0], both[1], low, high);
-}
-FN void load_pair(const uint16_t* p, V& low, V& high) {
-#if HIPJAX_WIDTH == 16
-  alignas(64) static constexpr uint16_t kLow[32] = {
-      0, 0,  0, 1,  0, 2,  0, 3,  0, 8,  0, 9,  0, 10, 0, 11,
-      0, 16, 0, 17, 0, 18, 0, 19, 0, 24, 0, 25, 0, 26, 0, 27};
-  alignas(64) static constexpr uint16_t kHigh[32] = {
-      0, 4,  0, 5,  0, 6,  0, 7,  0, 12, 0, 13, 0, 14, 0, 15,
-      0, 20, 0, 21, 0, 22, 0, 23, 0, 28, 0, 29, 0, 30, 0, 31};
-  const __m512i bits = _mm512_loadu_si512(p);
-  low = (V)_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, _mm512_load_si512(kLow), bits);
-  high = (V)_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, _mm512_load_si512(kHigh), bits);
-#else
-  typedef uint16_t Stored __attribute__((vector_size(2 * kWidth)));
-  Stored bits[2];
-  memcpy(bits, p, sizeof(bits));
-  split((V)(__builtin_convertvector(bits[0], VU) << 16),
-        (V)(__builtin_convertvector(bits[1], VU) << 16), low, high);
-#endif
-}
-
-// The same where only `left` of the terms are real: the others are zero, and not read.
-template <class T>
-FN void load_some(const T* p, int left, V& low, V& high) {
-  if (left >= 2 * kWidth) return load_pair(p, low, high);
-  T some[2 * kWidth] = {};
-  for (int j = 0; j < left; ++j) some[j] = p[j];
-  load_pair(some, low, high);
-}
-
-// The eight terms of each lane, lane t's from t * 8 on: the first four and the last four.
-template <int kPart, class T>
-FN void load_quads(const T* w, int part, int left, Quads<kPart>& low, Quads<kPart>& high) {
-  const T* p = w + part * kPart * 8;
-  if (left >= 8 * kLanes) {
-    for (int i = 0; i < kPart * 4 / kWidth; ++i) load_pair(p + 2 * i * kWidth, low.v[i], high.v[i]);
-    return;
-  }
-  left -= part * kPart * 8;
-  for (int i = 0; i < kPart * 4 / kWidth; ++i) {
-    load_some(p + 2 * i * kWidth, left - 2 * i * kWidth, low.v[i], high.v[i]);
-  }
-}
-// A group of 256 terms laid out in registers of quads, low and high by turns.
-FN void stage_group(float* to, const float* x, int left) {
-  for (int at = 0; at < 8 * kLanes; at += 2 * kWidth) {
-    V both[2];
-    load_some(x + at, left - at, both[0], both[1]);
-    memcpy(to + at, both, sizeof(both));
-  }
-}
-template <int kPart>
-FN Quads<kPart> staged_half(const float* staged, int part, int half) {
-  Quads<kPart> out;
-  for (int i = 0; i < kPart * 4 / kWidth; ++i) {
-    memcpy(&out.v[i], staged + part * kPart * 8 + (2 * i + half) * kWidth, sizeof(V));
-  }
-  return out;
-}
-FN void prefetch(const void* p) { __builtin_prefetch(p); }
-
-// Each lane's four accumulators as one value, kept four times, and the tree over lanes.
-struct Folded {
-  V v[kLanes * 4 / kWidth];
-};
-FN V swapped(V x, int by) {  // partners within each lane's four
-#if HIPJAX_WIDTH == 16
-  const __m512 y = (__m512)x;
-  return by == 1 ? (V)_mm512_permute_ps(y, 0xb1) : (V)_mm512_permute_ps(y, 0x4e);
-#elif HIPJAX_WIDTH == 8
-  const __m256 y = (__m256)x;
-  return by == 1 ? (V)_mm256_permute_ps(y, 0xb1) : (V)_mm256_permute_ps(y, 0x4e);
-#else
-  return by == 1 ? V{x[1], x[0], x[3], x[2]} : V{x[2], x[3], x[0], x[1]};
-#endif
-}
-template <int kPart>
-FN void fold(const Quads<kPart>& a, int part, Folded& to) {
-  const int count = kPart * 4 / kWidth;
-  for (int i = 0; i < count; ++i) {
-    const V pairs = a.v[i] + swapped(a.v[i], 1);
-    to.v[part * count + i] = pairs + swapped(pairs, 2);
-  }
-}
-FN float sum(const Folded& folded) {
-  V half[kLanes * 2 / kWidth];
-  const int count = kLanes * 2 / kWidth;
-  for (int i = 0; i < count; ++i) half[i] = folded.v[i] + folded.v[i + count];
-  for (int n = count / 2; n; n /= 2) {
-    for (int i = 0; i < n; ++i) half[i] = half[i] + half[i + n];
-  }
-#if HIPJAX_WIDTH == 16
-  const __m512 all = (__m512)half[0];
-  const __m512 two = _mm512_add_ps(all, _mm512_shuffle_f32x4(all, all, 0x4e));
-  return _mm512_cvtss_f32(_mm512_add_ps(two, _mm512_shuffle_f32x4(two, two, 0xb1)));
-#elif HIPJAX_WIDTH == 8
-  const __m256 two = (__m256)half[0];
-  return _mm256_cvtss_f32(_mm256_add_ps(two, _mm256_permute2f128_ps(two, two, 0x01)));
-#else
-  return half[0][0];
-#endif
-}
-
 }  // namespace hipjax::HIPJAX_TARGET
+
+#include "cpu/memory.h"
+#include "cpu/quads.h"

@@ -44,6 +44,45 @@ FN void stage_rows(const RowProduct& a, float* staged, int slices, int from, int
   }
 }
 
+// Rows in shared memory for the products of kOuts outputs at a time, row after row.
+template <int kOuts, int kRows>
+struct StagedRows {
+  static constexpr int kMost = kOuts, kGroup = RowProduct::kGroup;
+  float* at;
+  int terms;
+
+  FN bool wide() const { return terms % 8 == 0; }
+  FN int groups() const { return (terms + kGroup - 1) / kGroup; }
+  FN void stage(int row, int group, const float* x) const {
+    stage_group(at + (row * groups() + group) * kGroup, x + group * kGroup, terms - group * kGroup);
+  }
+  template <class Weight>
+  FN void products(float (&values)[kMost][kRows], int count, Weight weight,
+                   decltype(weight(0))) const {
+    decltype(weight(0)) weights[kOuts];
+#pragma unroll
+    for (int o = 0; o < kOuts; ++o) weights[o] = weight(o < count ? o : count - 1);
+    Quads<kLanes> total[kOuts][kRows] = {};
+    for (int g = 0; g < groups(); ++g) {
+      Quads<kLanes> low[kOuts], high[kOuts];
+#pragma unroll
+      for (int o = 0; o < kOuts; ++o) {
+        load_quads(weights[o] + g * kGroup, 0, terms - g * kGroup, low[o], high[o]);
+      }
+      add_group(total, 0, low, high, at + g * kGroup, groups() * kGroup);
+    }
+#pragma unroll
+    for (int o = 0; o < kOuts; ++o) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        Folded folded;
+        fold(total[o][r], 0, folded);
+        values[o][r] = sum(folded);
+      }
+    }
+  }
+};
+
 template <class Bits>
 FN void narrow_turn(const RowProduct& a, int first, const Matrix& to, int offset, int outs) {
   for (int i = 0; i < outs * a.rows; ++i) {

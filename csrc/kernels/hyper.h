@@ -64,61 +64,44 @@ template <int kVariant>
 FN void run(const HyperMixUp& a, int block, Block<HyperMixUp::kWaves> group) {
   constexpr int kRows = kVariant % kMaxRows + 1;
   using Bits = std::conditional_t<kVariant / kMaxRows != 0, uint16_t, float>;
+  using Rows = StagedRows<HIPJAX_GPU ? (kRows > 3 ? 2 : 4) : outputs_at_once(kRows), kRows>;
   constexpr int kWaves = HyperMixUp::kWaves, kHidden = HyperMixUp::kHidden;
-  constexpr int kOuts = !HIPJAX_GPU ? 1 : kRows > 3 ? 2 : 4;  // streams at once
-  constexpr int kPart = part_lanes(kOuts * kRows);
   const int first = block * kHidden;
   const int count = a.hidden - first < kHidden ? a.hidden - first : kHidden;
-  const int groups = a.groups(), pitch = groups * HyperMixUp::kGroup;
-  const bool wide = a.depth % 8 == 0;
+  const Rows staged{reinterpret_cast<float*>(group.shared), a.depth};
   const Bits* up = static_cast<const Bits*>(a.up);
-  float* staged = reinterpret_cast<float*>(group.shared);
-  float* dots = staged + kRows * pitch;  // [streams, rows, kHidden]
+  float* dots = staged.at + a.groups() * HyperMixUp::kGroup * kRows;  // [streams, rows, kHidden]
 
   group.each([&](int wave) {
-    for (int i = wave; wide && i < kRows * groups; i += kWaves) {
-      const int row = i / groups, at = i % groups * HyperMixUp::kGroup;
-      const float* low = a.low + static_cast<long>(row) * a.depth;
-      stage_group(staged + row * pitch + at, low + at, a.depth - at);
+    for (int i = wave; staged.wide() && i < kRows * a.groups(); i += kWaves) {
+      staged.stage(i % kRows, i / kRows, a.low + static_cast<long>(i % kRows) * a.depth);
     }
   });
   group.each([&](int wave) {
-    for (int i = wave; i < count; i += kWaves) {
-      for (int from = 0; from < a.streams; from += kOuts) {
-        const Bits* weights[kOuts];
+    const int all = count * a.streams;
+    for (int from = wave * Rows::kMost; from < all; from += kWaves * Rows::kMost) {
+      const int some = all - from < Rows::kMost ? all - from : Rows::kMost;
+      const auto weight = [&](int o) HIPJAX_INLINE {
+        const int i = (from + o) / a.streams, s = (from + o) % a.streams;
+        return up + (static_cast<long>(s) * a.hidden + first + i) * a.depth;
+      };
+      float values[Rows::kMost][kRows];
+      if (staged.wide()) {
+        staged.products(values, some, weight, weight(some - 1) + a.depth);
+      } else {
         HIPJAX_UNROLL
-        for (int o = 0; o < kOuts; ++o) {  // past the end: the last stream again, left out below
-          const int s = from + o < a.streams ? from + o : a.streams - 1;
-          weights[o] = up + (static_cast<long>(s) * a.hidden + first + i) * a.depth;
-        }
-        float* to = dots + from * kRows * kHidden + i;
-        if (!wide) {
-          HIPJAX_UNROLL
-          for (int o = 0; o < kOuts; ++o) {
-            for (int r = 0; r < kRows && from + o < a.streams; ++r) {
-              const float* low = a.low + static_cast<long>(r) * a.depth;
-              put(to + (o * kRows + r) * kHidden, narrow_dot(weights[o], low, a.depth));
-            }
-          }
-          continue;
-        }
-        Folded folded[kOuts][kRows];
-        for (int part = 0; part < kLanes / kPart; ++part) {
-          Quads<kPart> total[kOuts][kRows] = {};
-          add_groups(total, part, weights, 0, a.depth, staged, pitch, groups);
-          HIPJAX_UNROLL
-          for (int o = 0; o < kOuts; ++o) {
-            HIPJAX_UNROLL
-            for (int r = 0; r < kRows; ++r) fold(total[o][r], part, folded[o][r]);
+        for (int o = 0; o < Rows::kMost; ++o) {
+          for (int r = 0; r < kRows && o < some; ++r) {
+            values[o][r] = narrow_dot(weight(o), a.low + static_cast<long>(r) * a.depth, a.depth);
           }
         }
+      }
+      HIPJAX_UNROLL
+      for (int o = 0; o < Rows::kMost; ++o) {
+        const int i = (from + o) / a.streams, s = (from + o) % a.streams;
         HIPJAX_UNROLL
-        for (int o = 0; o < kOuts; ++o) {
-          HIPJAX_UNROLL
-          for (int r = 0; r < kRows; ++r) {
-            const float dot = sum(folded[o][r]);
-            if (from + o < a.streams) put(to + (o * kRows + r) * kHidden, dot);
-          }
+        for (int r = 0; r < kRows; ++r) {
+          if (o < some) put(dots + (s * kRows + r) * kHidden + i, values[o][r]);
         }
       }
     }

@@ -125,6 +125,7 @@ FN void finish(const RowProduct& a, const Matrix& to, int row, int m, float valu
   }
 }
 
+#if HIPJAX_GPU
 // The wide order: one group of kOuts weight rows, and of kRows staged rows, `pitch` apart.
 template <int kPart, int kOuts, int kRows>
 FN void add_group(Quads<kPart> (&total)[kOuts][kRows], int part, const Quads<kPart> (&low)[kOuts],
@@ -142,23 +143,7 @@ FN void add_group(Quads<kPart> (&total)[kOuts][kRows], int part, const Quads<kPa
   }
 }
 
-// The same for `groups` groups, the weights from their term `from` on; the last group may have
-// fewer than 256 of the `terms`.
-template <int kPart, int kOuts, int kRows, class Bits>
-FN void add_groups(Quads<kPart> (&total)[kOuts][kRows], int part,
-                   const Bits* const (&weights)[kOuts], int from, int terms, const float* staged,
-                   int pitch, int groups) {
-  for (int g = 0; g < groups; ++g) {
-    const int at = g * RowProduct::kGroup;
-    Quads<kPart> low[kOuts], high[kOuts];
-    HIPJAX_UNROLL
-    for (int o = 0; o < kOuts; ++o) {
-      load_quads(weights[o] + from + at, part, terms - from - at, low[o], high[o]);
-    }
-    add_group(total, part, low, high, staged + at, pitch);
-  }
-}
-
+#endif
 // The narrow order, for a depth that is not a multiple of 8.
 template <class Bits>
 FN float narrow_dot(const Bits* weight, const float* x, int terms) {

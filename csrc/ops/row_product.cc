@@ -11,12 +11,14 @@ namespace {
 template <class Target>
 void share_out(const Target& target, RowProduct& a) {
   a.chunk = a.groups();
-  a.per_block = 32;
+  int64_t outputs = 0;
+  for (int i = 0; i < a.count; ++i) outputs += a.matrices[i].outputs;
+  // A CPU thread takes some pieces, each large enough that laying out the rows costs nothing;
+  // 48 is a multiple of what it takes at once, for any number of rows.
+  a.per_block = 48 * std::max<int>(1, outputs / (48 * 8 * target.parallel()));
   if constexpr (Target::kGpu) {
     // All staged rows at once if they fit, else as many groups as fit.
     const int slices = a.quarters ? 4 : 1;
-    int64_t outputs = 0;
-    for (int i = 0; i < a.count; ++i) outputs += a.matrices[i].outputs;
     a.many = 1;
     const int outs = RowProduct::outs(true, a.rows, Target::kAmd);
     a.many = a.bf16 && !a.quarters &&
