@@ -50,16 +50,19 @@ struct StagedRows {
     const int sets = (count + kOuts - 1) / kOuts;
     for (int part = 0; part < kParts; ++part) {
       for (int set = 0; set < sets; ++set) {
-        Quads<kPart> total[kOuts][kRows] = {};
-        if (part * kPiece < terms) {
-          const Bits* at[kOuts];
+        if (part * kPiece >= terms) {
           HIPJAX_UNROLL
-          for (int o = 0; o < kOuts; ++o) {  // past the end: the last one again, left out below
-            const int real = set * kOuts + o < count ? set * kOuts + o : count - 1;
-            at[o] = weight(real) + part * kPiece;
-          }
-          add_part(total, part, at, next);
+          for (int i = 0; i < kPacks * kUsed; ++i) folded[set][i / kUsed].v[part * kUsed + i % kUsed] = V{};
+          continue;
         }
+        Quads<kPart> total[kOuts][kRows] = {};
+        const Bits* at[kOuts];
+        HIPJAX_UNROLL
+        for (int o = 0; o < kOuts; ++o) {  // past the end: the last one again, left out below
+          const int real = set * kOuts + o < count ? set * kOuts + o : count - 1;
+          at[o] = weight(real) + part * kPiece;
+        }
+        add_part(total, part, at, next);
         HIPJAX_UNROLL
         for (int p = 0; p < kPacks; ++p) {
           HIPJAX_UNROLL

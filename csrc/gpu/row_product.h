@@ -44,6 +44,8 @@ FN void stage_rows(const RowProduct& a, float* staged, int slices, int from, int
   }
 }
 
+constexpr int outputs_at_once(int rows) { return rows > 3 ? 2 : 4; }
+
 // Rows in shared memory for the products of kOuts outputs at a time, row after row.
 template <int kOuts, int kRows>
 struct StagedRows {

@@ -64,7 +64,7 @@ template <int kVariant>
 FN void run(const HyperMixUp& a, int block, Block<HyperMixUp::kWaves> group) {
   constexpr int kRows = kVariant % kMaxRows + 1;
   using Bits = std::conditional_t<kVariant / kMaxRows != 0, uint16_t, float>;
-  using Rows = StagedRows<HIPJAX_GPU ? (kRows > 3 ? 2 : 4) : outputs_at_once(kRows), kRows>;
+  using Rows = StagedRows<outputs_at_once(kRows), kRows>;
   constexpr int kWaves = HyperMixUp::kWaves, kHidden = HyperMixUp::kHidden;
   const int first = block * kHidden;
   const int count = a.hidden - first < kHidden ? a.hidden - first : kHidden;

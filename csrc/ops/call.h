@@ -1,6 +1,7 @@
 // One call of an operation by XLA, and how its handler for every platform is exported.
 #pragma once
 
+#include <sstream>
 #include <stdexcept>
 #include <string>
 
@@ -15,8 +16,13 @@ namespace hipjax {
 struct Refusal : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
-inline void require(bool holds, const std::string& sentence) {
-  if (!holds) throw Refusal(sentence);
+// The parts of the sentence are put together only where it is needed.
+template <class... Parts>
+void require(bool holds, const Parts&... parts) {
+  if (holds) return;
+  std::ostringstream sentence;
+  (sentence << ... << parts);
+  throw Refusal(sentence.str());
 }
 
 // Operands, results and attributes, each checked as it is asked for.
@@ -30,12 +36,12 @@ class Call {
 
   ffi::AnyBuffer operand(size_t i) const {
     auto got = args_.get<ffi::AnyBuffer>(i);
-    require(got.has_value(), said("has no operand", i));
+    require(got.has_value(), name_, " has no operand ", i);
     return *got;
   }
   ffi::AnyBuffer result(size_t i) const {
     auto got = rets_.get<ffi::AnyBuffer>(i);
-    require(got.has_value(), said("has no result", i));
+    require(got.has_value(), name_, " has no result ", i);
     return **got;
   }
 
@@ -69,36 +75,33 @@ class Call {
     const auto dims = buffer.dimensions();
     const int rank = static_cast<int>(dims.size());
     const int at = axis < 0 ? axis + rank : axis;
-    require(at >= 0 && at < rank, std::string(name_) + ": a buffer has too few axes");
+    require(at >= 0 && at < rank, name_, ": a buffer has too few axes");
     return dims[at];
   }
 
   int integer(const char* attribute) const {
     auto got = attrs_.get<int64_t>(attribute);
-    require(got.has_value(), std::string(name_) + ": attribute " + attribute + " is missing");
+    require(got.has_value(), name_, ": attribute ", attribute, " is missing");
     return static_cast<int>(*got);
   }
   float real(const char* attribute) const {
     auto got = attrs_.get<float>(attribute);
-    require(got.has_value(), std::string(name_) + ": attribute " + attribute + " is missing");
+    require(got.has_value(), name_, ": attribute ", attribute, " is missing");
     return *got;
   }
   ffi::Span<const int64_t> integers(const char* attribute) const {
     auto got = attrs_.get<ffi::Span<const int64_t>>(attribute);
-    require(got.has_value(), std::string(name_) + ": attribute " + attribute + " is missing");
+    require(got.has_value(), name_, ": attribute ", attribute, " is missing");
     return *got;
   }
 
  private:
-  std::string said(const char* what, size_t i) const {
-    return std::string(name_) + " " + what + " " + std::to_string(i);
-  }
   void* checked(const ffi::AnyBuffer& buffer, ffi::DataType type, int64_t count, const char* kind,
                 size_t i) const {
-    require(buffer.element_type() == type, said("got another dtype for", i) + " (" + kind + ")");
-    require(static_cast<int64_t>(buffer.element_count()) == count,
-            said(kind, i) + " has " + std::to_string(buffer.element_count()) + " elements; " +
-                std::to_string(count) + " were expected");
+    require(buffer.element_type() == type, name_, " got another dtype for ", kind, " ", i);
+    const auto elements = static_cast<int64_t>(buffer.element_count());
+    require(elements == count, name_, " ", kind, " ", i, " has ", elements, " elements; ", count,
+            " were expected");
     return buffer.untyped_data();
   }
 
