@@ -24,6 +24,7 @@ import numpy as np
 
 import hipjax
 from benchmarks.report import machine, spread
+from hipjax.ffi import ops
 from hipjax.model.state import DecodeState
 from hipjax.spec import generate
 
@@ -37,49 +38,55 @@ PROMPTS = {
     "</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\n",
 }
 NEW_TOKENS = 200
+IMPLEMENTATIONS = ("kernel", "reference")
 
 
 def window_times(model: hipjax.FlashNext, repeats: int) -> dict[str, Any]:
     """Milliseconds of one whole window (drafts, verify, commit, head) by rows 1 to 8.
 
-    The programs of all row counts take turns. One row is given with the head kept level
-    and without a head, which is plain decoding.
+    The programs of all row counts, by kernels and by plain JAX, take turns. One row is given
+    with the head kept level and without a head, which is plain decoding.
     """
     one = jnp.array([5], jnp.int32)
     budget = jnp.array([10**6], jnp.int32)
     stops = jnp.zeros(0, jnp.int32)
-    cases = {"1 (no head)": (0, False)} | {str(k + 1): (k, True) for k in range(8)}
-    states = {
-        name: DecodeState.init(model.config, 4096, head=head) for name, (_, head) in cases.items()
-    }
-    times: dict[str, list[float]] = {name: [] for name in cases}
+    rows = {"1 (no head)": (0, False)} | {str(k + 1): (k, True) for k in range(8)}
+    cases = [(how, name) for how in IMPLEMENTATIONS for name in rows]
+    states = {case: DecodeState.init(model.config, 4096, head=rows[case[1]][1]) for case in cases}
+    times: dict[tuple[str, str], list[float]] = {case: [] for case in cases}
     for repeat in range(repeats + 10):
-        for name, (drafts, _) in cases.items():
-            began = time.perf_counter()
-            states[name], *_, report = generate._window(
-                model.params,
-                states[name],
-                one,
-                budget,
-                stops,
-                config=model.config,
-                drafts=drafts,
-            )
-            report.block_until_ready()
-            if repeat >= 10:
-                times[name].append(1e3 * (time.perf_counter() - began))
-    return {name: spread(values) for name, values in times.items()}
+        for case in cases:
+            with ops.implementation(case[0]):
+                began = time.perf_counter()
+                states[case], *_, report = generate._window(
+                    model.params,
+                    states[case],
+                    one,
+                    budget,
+                    stops,
+                    config=model.config,
+                    drafts=rows[case[1]][0],
+                )
+                report.block_until_ready()
+                if repeat >= 10:
+                    times[case].append(1e3 * (time.perf_counter() - began))
+    return {how: {name: spread(times[how, name]) for name in rows} for how in IMPLEMENTATIONS}
 
 
 def hipjax_runs(model: hipjax.FlashNext, ids: list[int]) -> dict[str, Callable[[], Any]]:
     """One call of this library per way to decode."""
 
-    def plain() -> hipjax.Result:
+    def plain(how: str = "kernel") -> hipjax.Result:
         return hipjax.generate(
-            model.params, None, ids, config=model.config, max_new_tokens=NEW_TOKENS
+            model.params,
+            None,
+            ids,
+            config=model.config,
+            max_new_tokens=NEW_TOKENS,
+            implementation=how,
         )
 
-    def speculative(k: int) -> hipjax.Result:
+    def speculative(k: int, how: str = "kernel") -> hipjax.Result:
         return hipjax.speculative_generate(
             model.params,
             None,
@@ -87,10 +94,13 @@ def hipjax_runs(model: hipjax.FlashNext, ids: list[int]) -> dict[str, Callable[[
             config=model.config,
             speculation=hipjax.SpeculationConfig(mtp_k=k),
             max_new_tokens=NEW_TOKENS,
+            implementation=how,
         )
 
     runs: dict[str, Callable[[], Any]] = {"plain": plain}
     runs |= {f"mtp_k={k}": (lambda k=k: speculative(k)) for k in (1, 2, 3, 5, 7)}
+    runs["plain, reference"] = lambda: plain("reference")
+    runs["mtp_k=3, reference"] = lambda: speculative(3, "reference")
     return runs
 
 
@@ -163,7 +173,7 @@ def host_overhead(model: hipjax.FlashNext, windows: dict[str, Any], repeats: int
     each = []
     for _ in range(repeats):
         stats = run().stats
-        each.append(1e3 * stats.decode_seconds / stats.windows - windows["4"]["median"])
+        each.append(1e3 * stats.decode_seconds / stats.windows - windows["kernel"]["4"]["median"])
     return spread(each)
 
 

@@ -15,6 +15,8 @@ import pytest
 
 import hipjax
 from hipjax import SamplingConfig, SpeculationConfig
+from hipjax.ffi import ops
+from hipjax.ffi.registration import Verdict
 from hipjax.model import score
 from hipjax.model.state import DecodeState
 from hipjax.spec import generate as doors
@@ -145,6 +147,24 @@ def test_recurrent(door: Door, value: str) -> None:
 
 
 @EVERY_DOOR
+@pytest.mark.parametrize("value", ["gpu", "Kernel", ""])
+def test_implementation(door: Door, value: str) -> None:
+    said = ("implementation", repr(value), "auto, kernel, reference")
+    refused(ValueError, said, lambda: call(door, implementation=value))
+
+
+@EVERY_DOOR
+def test_kernels_that_cannot_run(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused where kernels are asked for by name; where they are not, it gets on without."""
+    monkeypatch.setattr(ops, "verdict", lambda _: Verdict(False, "the moon is full"))
+    said = ("implementation", "'kernel'", "the moon is full")
+    refused(ValueError, said, lambda: call(door, implementation="kernel"))
+    for allowed in ("auto", "reference"):
+        with pytest.raises(ComputedError):
+            next(call(door, implementation=allowed))
+
+
+@EVERY_DOOR
 @pytest.mark.parametrize("stops", [(512,), (3, 4000)])
 def test_stop_ids_outside_the_vocabulary(door: Door, stops: tuple[int, ...]) -> None:
     said = ("stop_token_ids", str(stops[-1]), "0 to 511")
@@ -222,6 +242,7 @@ LOGITS: dict[str, tuple[Any, dict[str, Any], Any, tuple[str, ...]]] = {
     "negative length": ([1, 2], {"lengths": [-1]}, ValueError, ("lengths", "-1")),
     "cache_dtype": ([1, 2], {"cache_dtype": jnp.float16}, ValueError, ("cache_dtype", "float32")),
     "recurrent": ([1, 2], {"recurrent": "q4"}, ValueError, ("recurrent", "q8_nearest")),
+    "implementation": ([1, 2], {"implementation": "xla"}, ValueError, ("implementation", "auto")),
 }
 
 
@@ -256,6 +277,8 @@ ALLOWED: dict[str, dict[str, Any]] = {
     "float32": {"cache_dtype": jnp.float32},
     "dtype object": {"cache_dtype": np.dtype("float32")},
     "dtype by name": {"cache_dtype": "float32"},
+    "kernels": {"implementation": "kernel"},
+    "plain JAX": {"implementation": "reference"},
     "eight bits": {"recurrent": "q8"},
     "eight bits to nearest": {"recurrent": "q8_nearest"},
 }
