@@ -41,7 +41,9 @@ NEW_TOKENS = 200
 IMPLEMENTATIONS = ("kernel", "reference")
 
 
-def window_times(model: hipjax.FlashNext, repeats: int) -> dict[str, Any]:
+def window_times(
+    model: hipjax.FlashNext, repeats: int, implementations: tuple[str, ...]
+) -> dict[str, Any]:
     """Milliseconds of one whole window (drafts, verify, commit, head) by rows 1 to 8.
 
     The programs of all row counts, by kernels and by plain JAX, take turns. One row is given
@@ -51,7 +53,7 @@ def window_times(model: hipjax.FlashNext, repeats: int) -> dict[str, Any]:
     budget = jnp.array([10**6], jnp.int32)
     stops = jnp.zeros(0, jnp.int32)
     rows = {"1 (no head)": (0, False)} | {str(k + 1): (k, True) for k in range(8)}
-    cases = [(how, name) for how in IMPLEMENTATIONS for name in rows]
+    cases = [(how, name) for how in implementations for name in rows]
     states = {case: DecodeState.init(model.config, 4096, head=rows[case[1]][1]) for case in cases}
     times: dict[tuple[str, str], list[float]] = {case: [] for case in cases}
     for repeat in range(repeats + 10):
@@ -70,10 +72,12 @@ def window_times(model: hipjax.FlashNext, repeats: int) -> dict[str, Any]:
                 report.block_until_ready()
                 if repeat >= 10:
                     times[case].append(1e3 * (time.perf_counter() - began))
-    return {how: {name: spread(times[how, name]) for name in rows} for how in IMPLEMENTATIONS}
+    return {how: {name: spread(times[how, name]) for name in rows} for how in implementations}
 
 
-def hipjax_runs(model: hipjax.FlashNext, ids: list[int]) -> dict[str, Callable[[], Any]]:
+def hipjax_runs(
+    model: hipjax.FlashNext, ids: list[int], implementations: tuple[str, ...]
+) -> dict[str, Callable[[], Any]]:
     """One call of this library per way to decode."""
 
     def plain(how: str = "kernel") -> hipjax.Result:
@@ -99,8 +103,9 @@ def hipjax_runs(model: hipjax.FlashNext, ids: list[int]) -> dict[str, Callable[[
 
     runs: dict[str, Callable[[], Any]] = {"plain": plain}
     runs |= {f"mtp_k={k}": (lambda k=k: speculative(k)) for k in (1, 2, 3, 5, 7)}
-    runs["plain, reference"] = lambda: plain("reference")
-    runs["mtp_k=3, reference"] = lambda: speculative(3, "reference")
+    if "reference" in implementations:
+        runs["plain, reference"] = lambda: plain("reference")
+        runs["mtp_k=3, reference"] = lambda: speculative(3, "reference")
     return runs
 
 
@@ -123,7 +128,12 @@ def transformers_run(ids: list[int]) -> Callable[[], np.ndarray]:
     return run
 
 
-def decode_rates(model: hipjax.FlashNext, repeats: int, transformers: bool) -> dict[str, Any]:
+def decode_rates(
+    model: hipjax.FlashNext,
+    repeats: int,
+    transformers: bool,
+    implementations: tuple[str, ...],
+) -> dict[str, Any]:
     """Tokens per second by genre and way to decode, all ways taking turns.
 
     The figure is all tokens over the wall time of the whole call, prompt included, for
@@ -133,7 +143,7 @@ def decode_rates(model: hipjax.FlashNext, repeats: int, transformers: bool) -> d
     figures: dict[str, Any] = {}
     for genre, text in PROMPTS.items():
         ids = model.tokenizer.encode(text).ids
-        runs = hipjax_runs(model, ids)
+        runs = hipjax_runs(model, ids, implementations)
         if transformers:
             runs["transformers"] = transformers_run(ids)
         for run in runs.values():
@@ -169,7 +179,7 @@ def host_overhead(model: hipjax.FlashNext, windows: dict[str, Any], repeats: int
     """Milliseconds per window that a request adds to the program of its windows (k = 3)."""
     assert model.tokenizer is not None
     ids = model.tokenizer.encode(PROMPTS["code"]).ids
-    run = hipjax_runs(model, ids)["mtp_k=3"]
+    run = hipjax_runs(model, ids, ("kernel",))["mtp_k=3"]
     each = []
     for _ in range(repeats):
         stats = run().stats
@@ -181,11 +191,13 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--transformers", action="store_true")
+    parser.add_argument("--kernels-only", action="store_true", help="leave plain JAX out")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     model = hipjax.load_nano(dtype=jnp.float32)
-    windows = window_times(model, 20 * args.repeats)
+    implementations = IMPLEMENTATIONS[:1] if args.kernels_only else IMPLEMENTATIONS
+    windows = window_times(model, 20 * args.repeats, implementations)
     result = {
         "what": "bundled model, float32 weights, bfloat16 cache, batch 1",
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
@@ -195,7 +207,7 @@ def main() -> None:
         "window_ms_by_rows": windows,
         "host_ms_per_window": host_overhead(model, windows, args.repeats),
         "peak_memory_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
-        "decode": decode_rates(model, args.repeats, args.transformers),
+        "decode": decode_rates(model, args.repeats, args.transformers, implementations),
     }
     if args.transformers:
         result["machine"] |= {name: version(name) for name in ("torch", "transformers")}

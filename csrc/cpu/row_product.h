@@ -180,7 +180,7 @@ FN void run(const RowProduct& a, int block, Block<RowProduct::waves(kVariant)> g
   for (int turn = block; turn < a.turns; turn += a.stride) {
     int first;
     const Matrix& to = matrix_of(a, turn, first);
-    const int last = first + a.per_block < to.outputs ? first + a.per_block : to.outputs;
+    const int last = first + a.per_turn < to.outputs ? first + a.per_turn : to.outputs;
     const Bits* all = static_cast<const Bits*>(to.weight);
     for (int m = first; m < last; m += Rows::kMost) {
       const int count = last - m < Rows::kMost ? last - m : Rows::kMost;

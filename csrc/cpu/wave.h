@@ -58,8 +58,8 @@ FN I lane() {
   return out;
 }
 
-FN F splat(float x) {
-  return each_register<F>([=](int) { return V{} + x; });
+FN F splat(float x) {  // x - 0 is x, for a zero of either sign, and no instruction
+  return each_register<F>([=](int) { return x - V{}; });
 }
 FN I splat_int(int x) {
   return each_register<I>([=](int) { return VI{} + x; });

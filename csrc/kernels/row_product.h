@@ -33,18 +33,30 @@ struct RowProduct {
   static constexpr int kMatrices = 4;
   static constexpr int kVariants = 5 * kMaxRows;
   static constexpr int kGroup = 256;  // terms that one wave takes at once, eight a lane
-  // Small matrices: more waves share the staging of a row.
-  static constexpr int waves(int variant) { return variant / kMaxRows == 4 ? 8 : 16; }
-  // Outputs that a GPU wave takes at once, so that they share the loads of staged rows; one
-  // leaves more waves to fill the card with a small matrix. AMD waves have fewer registers.
-  static constexpr int outs(bool many, int rows, bool amd) {
-    return !many ? 1 : rows <= 4 || amd ? 2 : 4;
+  static constexpr int rows_of(int variant) { return variant % kMaxRows + 1; }
+  static constexpr bool is_many(int variant) { return variant / kMaxRows == 4; }
+  static constexpr bool is_long(int variant) { return !is_many(variant) && variant / kMaxRows % 2; }
+  // How a GPU works, by variant. Outputs that a wave takes at once share the loads of staged rows;
+  // fewer leave more waves to fill the card with a small matrix. AMD waves have fewer registers.
+  static constexpr int outs(int variant, bool amd) {
+    const int rows = rows_of(variant);
+    if (is_many(variant)) return rows <= 3 || amd ? 2 : 4;
+    return variant / kMaxRows == 2 && rows >= 4 ? 2 : 1;
   }
-  // Groups of weights that a GPU wave asks for ahead of need; a chunk is a multiple of it.
-  static constexpr int ahead(bool many, int rows) { return !many || rows <= 3 ? 5 : 2; }
-  // Blocks that share a multiprocessor, which bounds the registers of a wave.
+  // Waves of a block, and blocks that share a multiprocessor: they bound the registers of a wave.
+  static constexpr int waves(int variant) {
+    const int rows = rows_of(variant);
+    if (is_long(variant)) return 12;
+    if (!is_many(variant)) return rows >= 5 ? 12 : 16;
+    return rows == 3 || rows == 4 ? 12 : 8;
+  }
   static constexpr int min_blocks(int variant) {
-    return variant / kMaxRows == 4 && variant % kMaxRows < 4 ? 2 : 1;
+    return is_many(variant) && rows_of(variant) <= 2 ? 2 : 1;
+  }
+  // Groups of weights that a wave asks for ahead of need; a chunk is a multiple of it.
+  static constexpr int ahead(int variant) {
+    const int rows = rows_of(variant);
+    return rows <= 3 ? 5 : is_many(variant) || rows >= 7 ? 2 : 3;
   }
   const float* x;
   Matrix matrices[kMatrices];
@@ -58,10 +70,10 @@ struct RowProduct {
   int skipped;     // of kAdd: rows of the first group that are not among these
   int streams;     // of kCombine
   int chunk;       // groups of x that are staged at once
-  int many;        // 1: several outputs a GPU wave, only for bfloat16 in the common order
-  int per_block;   // outputs of one turn of a block
+  int many;        // 1: more outputs a GPU wave, for whole groups of bfloat16 in the common order
+  int per_turn;    // outputs of one turn, of a CPU thread or a GPU wave
   int turns;
-  int stride;      // blocks launched: block b takes turns b, b + stride, …
+  int stride;      // blocks launched; turns are dealt out to them one by one
 
   // Kinds of variants: bit 0 the order for long rows, bit 1 bfloat16; 4 is 2 with `many`.
   constexpr int variant() const {
@@ -73,7 +85,7 @@ struct RowProduct {
     const int partials = quarters ? waves(variant()) * kMaxRows : 0;
     return 4 * ((quarters ? 4 : 1) * rows * chunk * kGroup + partials);
   }
-  constexpr long block_cost() const { return static_cast<long>(per_block) * depth * (bf16 ? 2 : 4); }
+  constexpr long block_cost() const { return static_cast<long>(per_turn) * depth * (bf16 ? 2 : 4); }
 };
 
 }  // namespace hipjax
@@ -87,14 +99,13 @@ namespace hipjax::HIPJAX_TARGET {
 // What a variant's number says.
 template <int kVariant>
 struct Kind {
-  static constexpr int kRows = kVariant % kMaxRows + 1;
-  static constexpr bool kMany = kVariant / kMaxRows == 4;
-  static constexpr bool kQuarters = !kMany && kVariant / kMaxRows % 2 == 1;
-  static constexpr int kSlices = kQuarters ? 4 : 1;
+  static constexpr int kRows = RowProduct::rows_of(kVariant);
+  static constexpr bool kMany = RowProduct::is_many(kVariant);
+  static constexpr int kSlices = RowProduct::is_long(kVariant) ? 4 : 1;
 #if defined(__AMDGCN__)
-  static constexpr int kOuts = RowProduct::outs(kMany, kRows, true);
+  static constexpr int kOuts = RowProduct::outs(kVariant, true);
 #else
-  static constexpr int kOuts = RowProduct::outs(kMany, kRows, false);
+  static constexpr int kOuts = RowProduct::outs(kVariant, false);
 #endif
   using Bits = std::conditional_t<kVariant / kMaxRows >= 2, uint16_t, float>;
 };
@@ -125,25 +136,6 @@ FN void finish(const RowProduct& a, const Matrix& to, int row, int m, float valu
   }
 }
 
-#if HIPJAX_GPU
-// The wide order: one group of kOuts weight rows, and of kRows staged rows, `pitch` apart.
-template <int kPart, int kOuts, int kRows>
-FN void add_group(Quads<kPart> (&total)[kOuts][kRows], int part, const Quads<kPart> (&low)[kOuts],
-                  const Quads<kPart> (&high)[kOuts], const float* staged, int pitch) {
-  HIPJAX_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    HIPJAX_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      const auto x = staged_half<kPart>(staged + static_cast<long>(r) * pitch, part, half);
-      HIPJAX_UNROLL
-      for (int o = 0; o < kOuts; ++o) {
-        total[o][r] = fma(half ? high[o] : low[o], x, total[o][r]);
-      }
-    }
-  }
-}
-
-#endif
 // The narrow order, for a depth that is not a multiple of 8.
 template <class Bits>
 FN float narrow_dot(const Bits* weight, const float* x, int terms) {
@@ -159,7 +151,7 @@ FN float narrow_dot(const Bits* weight, const float* x, int terms) {
 FN const Matrix& matrix_of(const RowProduct& a, int turn, int& first) {
   int i = 0;
   while (i + 1 < a.count && turn >= a.matrices[i + 1].first_turn) ++i;
-  first = (turn - a.matrices[i].first_turn) * a.per_block;
+  first = (turn - a.matrices[i].first_turn) * a.per_turn;
   return a.matrices[i];
 }
 

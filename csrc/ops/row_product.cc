@@ -10,34 +10,38 @@ namespace {
 // How a target's threads share the work; none of it changes any value.
 template <class Target>
 void share_out(const Target& target, RowProduct& a) {
-  a.chunk = a.groups();
   int64_t outputs = 0;
   for (int i = 0; i < a.count; ++i) outputs += a.matrices[i].outputs;
-  // A CPU thread takes some pieces, each large enough that laying out the rows costs nothing;
-  // 48 is a multiple of what it takes at once, for any number of rows.
-  a.per_block = 48 * std::max<int>(1, outputs / (48 * 8 * target.parallel()));
+  a.chunk = a.groups();
+  a.many = 0;
   if constexpr (Target::kGpu) {
-    // All staged rows at once if they fit, else as many groups as fit.
     const int slices = a.quarters ? 4 : 1;
-    a.many = 1;
-    const int outs = RowProduct::outs(true, a.rows, Target::kAmd);
-    a.many = a.bf16 && !a.quarters &&
-             outputs >= outs * RowProduct::waves(a.variant()) * target.parallel();
-    const int ahead = RowProduct::ahead(a.many, a.rows);
+    RowProduct more = a;
+    more.many = 1;
+    const int outs = RowProduct::outs(more.variant(), Target::kAmd);
+    const int groups_at_once = RowProduct::kGroup * RowProduct::ahead(more.variant());
+    a.many = a.bf16 && !a.quarters && a.depth % groups_at_once == 0 &&
+             outputs >= int64_t{8} * outs * target.parallel();
+    a.per_turn = RowProduct::outs(a.variant(), Target::kAmd);
+    // All staged rows at once if they fit, else as many groups as fit.
+    const int ahead = RowProduct::ahead(a.variant());
     const int partials = a.quarters ? RowProduct::waves(a.variant()) * kMaxRows : 0;
     const int floats = target.shared_bytes() / 4 - partials;
     const int room = floats / RowProduct::kGroup / slices / a.rows;
     if (room < a.chunk) a.chunk = std::max(1, room / ahead) * ahead;
-    a.per_block = RowProduct::waves(a.variant()) / slices * (a.many ? outs : 1);
+  } else {
+    // A CPU thread takes some pieces, each large enough that laying out the rows costs nothing;
+    // 48 is a multiple of what it takes at once, for any number of rows.
+    a.per_turn = 48 * std::max<int>(1, outputs / (48 * 8 * target.parallel()));
   }
   a.turns = 0;
   for (int i = 0; i < a.count; ++i) {
     a.matrices[i].first_turn = a.turns;
-    a.turns += (a.matrices[i].outputs + a.per_block - 1) / a.per_block;
+    a.turns += (a.matrices[i].outputs + a.per_turn - 1) / a.per_turn;
   }
   a.stride = a.turns;
   if constexpr (Target::kGpu) {
-    a.stride = std::min(a.turns, target.parallel() * std::max(1, RowProduct::min_blocks(a.variant())));
+    a.stride = std::min(a.turns, target.parallel() * RowProduct::min_blocks(a.variant()));
   }
 }
 
