@@ -17,7 +17,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -93,6 +93,8 @@ def choices(rng: np.random.Generator, rows: int, overlap: float) -> np.ndarray:
 class Operands:
     """Operands of a call's copies, and the bytes that the call has to move."""
 
+    experts: ClassVar[dict[int, jax.Array]] = {}  # the weights of all of them, made once
+
     def __init__(self, equation: Any, rows: int, overlap: float) -> None:
         self.operation = _name(equation).split()[0]
         self.avals = [v.aval for v in equation.invars]
@@ -100,7 +102,6 @@ class Operands:
         self.rows, self.overlap = rows, overlap
         self.rng = np.random.default_rng(rows)
         self.distinct: list[int] = []
-        self.shared: dict[int, jax.Array] = {}
 
     def copy(self, number: int) -> tuple[jax.Array, ...]:
         return tuple(self._operand(i, number) for i in range(len(self.avals)))
@@ -109,10 +110,11 @@ class Operands:
         shape, dtype = self.avals[i].shape, self.avals[i].dtype
         if dtype == jnp.int32:
             return jnp.asarray(self._integers(i, shape), jnp.int32)
-        if self.operation == "expert_rows" and i >= 5:  # all experts' weights, once
-            if i not in self.shared:
-                self.shared[i] = _random(jax.random.key(i), shape, dtype)
-            return self.shared[i]
+        if self.operation == "expert_rows" and i >= 5:
+            if i not in self.experts:
+                one = _random(jax.random.key(i), shape[1:], dtype)
+                self.experts[i] = jnp.tile(one, (shape[0], 1, 1))
+            return self.experts[i]
         return _random(jax.random.key(1000 * number + i), shape, dtype)
 
     def _integers(self, i: int, shape: tuple[int, ...]) -> Any:
@@ -147,7 +149,8 @@ def _random(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
         return jax.lax.bitcast_convert_type(bits, jnp.uint16)
     if dtype == jnp.int8:
         return jax.random.randint(key, shape, -127, 128, jnp.int8)
-    return jax.random.normal(key, shape, dtype)
+    # Small weights, as a model's are: activations that explode leave subnormal numbers behind.
+    return (0.02 if dtype == jnp.bfloat16 else 1.0) * jax.random.normal(key, shape, dtype)
 
 
 def program(equation: Any, operands: Operands) -> tuple[Callable[[], Program], int]:

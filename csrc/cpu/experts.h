@@ -47,17 +47,18 @@ FN void run(const ExpertInner& a, int block, Block<ExpertInner::kWaves> group) {
     HIPJAX_UNROLL
     for (int r = 0; r < kRows; ++r) in.x[r] = a.x + tile.choice[r] / a.chosen * hidden;
     in.stage();
-    constexpr int kPairs = TileRows<kRows>::kMost / 2;
-    for (int from = first; from < last; from += kPairs) {
-      const int count = last - from < kPairs ? last - from : kPairs;
-      float values[TileRows<kRows>::kMost][kRows];  // of gates, then of ups
-      in.products(values, 2 * count, [&](int o) HIPJAX_INLINE {
-        return weight + (from + (o < count ? o : a.width + o - count)) * hidden;
-      });
+    constexpr int kMost = TileRows<kRows>::kMost;
+    for (int from = first; from < last; from += kMost) {
+      const int count = last - from < kMost ? last - from : kMost;
+      float gates[kMost][kRows], ups[kMost][kRows];
+      const Bits* gate = weight + from * hidden;
+      in.products(gates, count, [&](int o) HIPJAX_INLINE { return gate + o * hidden; });
+      const Bits* up = gate + a.width * hidden;
+      in.products(ups, count, [&](int o) HIPJAX_INLINE { return up + o * hidden; });
       for (int i = 0; i < count; ++i) {
         for (int r = 0; r < tile.count; ++r) {
           a.inner[static_cast<long>(tile.choice[r]) * a.width + from + i] =
-              silu(values[i][r]) * values[count + i][r];
+              silu(gates[i][r]) * ups[i][r];
         }
       }
     }
