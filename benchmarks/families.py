@@ -17,7 +17,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -93,13 +93,14 @@ def choices(rng: np.random.Generator, rows: int, overlap: float) -> np.ndarray:
 class Operands:
     """Operands of a call's copies, and the bytes that the call has to move."""
 
-    experts: ClassVar[dict[int, jax.Array]] = {}  # the weights of all of them, made once
-
-    def __init__(self, equation: Any, rows: int, overlap: float) -> None:
+    def __init__(
+        self, equation: Any, rows: int, overlap: float, experts: dict[int, jax.Array]
+    ) -> None:
         self.operation = _name(equation).split()[0]
         self.avals = [v.aval for v in equation.invars]
         self.results = [v.aval for v in equation.outvars]
         self.rows, self.overlap = rows, overlap
+        self.experts = experts  # the weights of all of them, made once for all numbers of rows
         self.rng = np.random.default_rng(rows)
         self.distinct: list[int] = []
 
@@ -191,7 +192,8 @@ def main() -> None:
     for name, (often, _) in all_calls[args.rows[0]].items():
         if args.only and name.split()[0] not in args.only:
             continue
-        operands = {r: Operands(all_calls[r][name][1], r, args.overlap) for r in args.rows}
+        experts: dict[int, jax.Array] = {}
+        operands = {r: Operands(all_calls[r][name][1], r, args.overlap, experts) for r in args.rows}
         made = {str(r): program(all_calls[r][name][1], operands[r]) for r in args.rows}
         compiled = compile_all({r: make for r, (make, _) in made.items()})
         times = seconds_each(compiled, 1, args.repeats)
