@@ -28,7 +28,8 @@ bool launched() {
   a.parts = 1;
   const ffi::Error error = Gpu<kRuntime>(reinterpret_cast<void*>(7)).launch(a);
   if (error.failure()) std::printf("%s\n", error.message().c_str());
-  std::printf("blocks %d threads %d multiprocessors %d\n", a.blocks(), RmsNorm::kWaves * kLanes,
+  std::printf("blocks %d threads %d shared %d multiprocessors %d\n", a.blocks(),
+              RmsNorm::kWaves * kLanes, a.shared_bytes(),
               Gpu<kRuntime>(nullptr).parallel());
   RmsNorm none{};
   none.width = none.parts = 1;

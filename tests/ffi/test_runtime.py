@@ -184,12 +184,13 @@ def test_a_launch_goes_to_the_current_device(machine, tmp_path, platform, device
     ran = subprocess.run(
         [program, platform], env=fake.environment, capture_output=True, text=True, check=True
     )
-    said = re.search(r"blocks (\d+) threads (\d+) multiprocessors (\d+)", ran.stdout)
-    blocks, threads, found = map(int, said.groups())
+    said = re.search(r"blocks (\d+) threads (\d+) shared (\d+) multiprocessors (\d+)", ran.stdout)
+    blocks, threads, shared, found = map(int, said.groups())
+    assert shared > 0
     assert found == multiprocessors
     functions = [line.split() for line in fake.calls("function")]
     wanted = functions.index(["device=1", "rms_norm_0"]) + 1
     assert fake.calls("launch") == [
-        f"device=1 function={wanted} grid={blocks},1,1 threads={threads} shared=0 stream=7 "
-        "parameters=1 extra=0"
+        f"device=1 function={wanted} grid={blocks},1,1 threads={threads} shared={shared} "
+        "stream=7 parameters=1 extra=0"
     ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ from tests.spec.prompts import GENRES
 
 CHUNK = 64
 CAPACITY = 512
+COUNT, BATCH, NEW_TOKENS = 60, 20, 256
+BATCHES = range(COUNT // BATCH)
 _BITS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
 
@@ -142,3 +145,31 @@ def differences(found: Trail, plain: Trail) -> list[str]:
                 apart.append(f"request {i}: after {length} tokens, arrays {which} differ")
                 break
     return apart
+
+
+def batch_of(number: int) -> list[tuple[int, ...]]:
+    """One of the BATCHES of prompts."""
+    return prompts(COUNT)[number * BATCH : (number + 1) * BATCH]
+
+
+@functools.cache
+def plain(number: int, recurrent: str) -> Trail:
+    """Plain decoding of a batch."""
+    return decoded(batch_of(number), NEW_TOKENS, recurrent, itertools.repeat(0))
+
+
+def check_every_depth(number: int, recurrent: str) -> None:
+    """Depths 1 to 7, each for whole requests: every token and every state."""
+    wanted = plain(number, recurrent)
+    assert all(len(tokens) == NEW_TOKENS for tokens in wanted.tokens)
+    for depth in range(1, 8):
+        found = decoded(batch_of(number), NEW_TOKENS, recurrent, itertools.repeat(depth))
+        assert not differences(found, wanted), depth
+        assert found.accepted > 100  # speculation did happen
+
+
+def check_mixed_depths(number: int, recurrent: str) -> None:
+    """Depths 0 to 7 in no order within every request."""
+    depths = np.random.default_rng(number).integers(0, 8, 4 * NEW_TOKENS)
+    found = decoded(batch_of(number), NEW_TOKENS, recurrent, iter(depths.tolist()))
+    assert not differences(found, plain(number, recurrent))

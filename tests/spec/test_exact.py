@@ -2,50 +2,32 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Iterator
 
 import jax
-import numpy as np
 import pytest
 
 from hipjax.ffi import ops, reference
-from tests.spec.exact import Trail, decoded, differences, prompts
-
-COUNT, BATCH, NEW_TOKENS = 60, 20, 256
-BATCHES = [prompts(COUNT)[i : i + BATCH] for i in range(0, COUNT, BATCH)]
-RECURRENT = ("float32", "q8")
-
-
-@functools.cache
-def plain(batch: int, recurrent: str) -> Trail:
-    return decoded(BATCHES[batch], NEW_TOKENS, recurrent, itertools.repeat(0))
-
-
-def mixed(seed: int) -> Iterator[int]:
-    """Depths 0 to 7 in no order."""
-    rng = np.random.default_rng(seed)
-    while True:
-        yield int(rng.integers(0, 8))
+from tests.spec.exact import (
+    BATCHES,
+    Trail,
+    batch_of,
+    check_every_depth,
+    check_mixed_depths,
+    decoded,
+    differences,
+    plain,
+)
 
 
-@pytest.mark.parametrize("recurrent", RECURRENT)
-@pytest.mark.parametrize("batch", range(len(BATCHES)))
-def test_every_token_and_every_state(batch: int, recurrent: str) -> None:
-    wanted = plain(batch, recurrent)
-    assert all(len(tokens) == NEW_TOKENS for tokens in wanted.tokens)
-    for depth in range(1, 8):
-        found = decoded(BATCHES[batch], NEW_TOKENS, recurrent, itertools.repeat(depth))
-        assert not differences(found, wanted), depth
-        assert found.accepted > 100  # speculation did happen
+@pytest.mark.parametrize("batch", BATCHES)
+def test_every_token_and_every_state(batch: int) -> None:
+    check_every_depth(batch, "float32")
 
 
-@pytest.mark.parametrize("recurrent", RECURRENT)
-@pytest.mark.parametrize("batch", range(len(BATCHES)))
-def test_depths_mixed_within_a_request(batch: int, recurrent: str) -> None:
-    found = decoded(BATCHES[batch], NEW_TOKENS, recurrent, mixed(batch))
-    assert not differences(found, plain(batch, recurrent))
+@pytest.mark.parametrize("batch", BATCHES)
+def test_depths_mixed_within_a_request(batch: int) -> None:
+    check_mixed_depths(batch, "float32")
 
 
 def test_products_of_xla_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +42,7 @@ def test_products_of_xla_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops, "row_product", reference.matrix_product)
     jax.clear_caches()
     try:
-        few = BATCHES[0][:2]
+        few = batch_of(0)[:2]
         wanted = decoded(few, 64, "float32", itertools.repeat(0))
         found = decoded(few, 64, "float32", itertools.repeat(3))
         assert differences(found, wanted)
