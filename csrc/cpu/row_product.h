@@ -39,9 +39,10 @@ struct StagedRows {
     memcpy(last, x, left * sizeof(float));
     lay_out(row, group, last);
   }
+
   // The products of `count` outputs, at most kMost, with all staged rows. `weight(o)` is the row of
-  // an output's weights; meanwhile fetches what lies `ahead` of it. A part of the staged rows
-  // serves all outputs before the next part's turn.
+  // an output's weights; meanwhile fetches as many weights from `next` on. A part of the staged
+  // rows serves all outputs before the next part's turn.
   template <class Weight>
   FN void products(float (&values)[kMost][kRows], int count, Weight weight,
                    decltype(weight(0)) next) const {
