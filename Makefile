@@ -59,7 +59,7 @@ clean: ## remove everything that make has made
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Stamps: the later runs are instant; an edit of pyproject.toml installs again, and an edit of
-# the native sources builds again what has changed.
+# the native sources builds again.
 $(VENV)/.created:
 	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "hipjax needs Python 3.11 or newer; '$(or $(PYTHON),python3)' is not that."; \

@@ -15,6 +15,7 @@ import datetime
 import json
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,13 @@ def exact_dot(x: jax.Array, weight: jax.Array) -> jax.Array:
 PRODUCTS = {"kernel": ops.row_product, "dot": dot, "exact_dot": exact_dot}
 
 
-def measure(shape: tuple[int, int], repeats: int, rows: list[int], exact: list[int]) -> Any:
+def measure(
+    shape: tuple[int, int],
+    repeats: int,
+    rows: list[int],
+    products: dict[str, Callable[..., jax.Array]],
+    exact: list[int],
+) -> Any:
     """Times of the products for every number of rows; of the exact dot for those in ``exact``."""
     outputs, depth = shape
     each = 2 * outputs * depth
@@ -68,7 +75,7 @@ def measure(shape: tuple[int, int], repeats: int, rows: list[int], exact: list[i
     programs = {}
     for r in rows:
         x = jax.random.normal(jax.random.key(r), (r, depth), jnp.float32)
-        for name, product in PRODUCTS.items():
+        for name, product in products.items():
             if name != "exact_dot" or r in exact:
                 programs[f"{name} {r}"] = looped(product, x, weights, turns)
     times = seconds_each(compile_all(programs), count * turns, repeats)
@@ -97,9 +104,11 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--rows", nargs="*", type=int, default=list(range(1, 9)))
     parser.add_argument("--exact", nargs="*", type=int, default=[1, 4, 8])
+    parser.add_argument("--alone", action="store_true", help="the kernel without any dot")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    products = {"kernel": ops.row_product} if args.alone else PRODUCTS
     limit = read_bandwidth()
     report: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -110,19 +119,19 @@ def main() -> None:
     }
     print(f"read bandwidth {limit / 1e9:.1f} GB/s")
     for name in args.shapes:
-        found = measure(SHAPES[name], args.repeats, args.rows, args.exact)
+        found = measure(SHAPES[name], args.repeats, args.rows, products, args.exact)
         report["shapes"][name] = found
         for r in args.rows:
             row = found[str(r)]
-            beside = ", ".join(
-                f"{other} / kernel {row[f'{other}_over_kernel']['median']:.2f}"
+            beside = "".join(
+                f", {other} / kernel {row[f'{other}_over_kernel']['median']:.2f}"
                 for other in ("dot", "exact_dot")
                 if f"{other}_over_kernel" in row
             )
             print(
                 f"{name:15} rows {r}: {row['kernel_us']['median']:9.2f} us "
                 f"{row['bytes_per_second'] / limit:6.1%} of limit, "
-                f"row cost {row['row_cost']:6.3f}, {beside}",
+                f"row cost {row['row_cost']:6.3f}{beside}",
                 flush=True,
             )
         if args.out:

@@ -20,10 +20,14 @@ def rows_table(report: dict[str, Any]) -> str:
     """One line a matrix: time of one row, row costs, and the dots over the kernel."""
     first = next(iter(report["shapes"].values()))
     counts = [key for key in first if key.isdigit()]
-    exact = [r for r in counts if "exact_dot_over_kernel" in first[r]]
+    dots = [
+        (name, [r for r in counts if f"{name}_over_kernel" in first[r]])
+        for name in ("dot", "exact_dot")
+    ]
+    dots = [(name, where) for name, where in dots if where]
     head = ["matrix", "MB", "1 row, µs", "of bandwidth"]
     head += [f"row cost, {r}" for r in counts if r != "1"]
-    head += [f"dot / kernel, {'/'.join(counts)}", f"exact dot / kernel, {'/'.join(exact)}"]
+    head += [f"{name.replace('_', ' ')} / kernel, {'/'.join(where)}" for name, where in dots]
     lines = []
     for name, shape in report["shapes"].items():
         one = shape["1"]
@@ -34,7 +38,7 @@ def rows_table(report: dict[str, Any]) -> str:
             f"{one['bytes_per_second'] / report['read_bandwidth']:.0%}",
         ]
         line += [f"{shape[r]['row_cost']:.3f}" for r in counts if r != "1"]
-        for other, where in (("dot", counts), ("exact_dot", exact)):
+        for other, where in dots:
             ratios = [f"{shape[r][f'{other}_over_kernel']['median']:.2f}" for r in where]
             line.append(" / ".join(ratios))
         lines.append(line)
@@ -73,6 +77,27 @@ def families_table(report: dict[str, Any]) -> str:
     return table(head, [*lines, total])
 
 
+def windows_table(report: dict[str, Any]) -> str:
+    """One line an implementation: milliseconds of a window by its rows."""
+    windows = report["window_ms_by_rows"]
+    if "kernel" not in windows:  # a file from before both were measured
+        windows = {"kernel": windows}
+    head = ["ms a window, by rows", *windows["kernel"]]
+    lines = [[how, *(f"{w['median']:.2f}" for w in each.values())] for how, each in windows.items()]
+    return table(head, lines)
+
+
+def rates_table(report: dict[str, Any]) -> str:
+    """One line a way to decode: tokens per second by genre."""
+    genres = report["decode"]
+    ways = [way for way, found in next(iter(genres.values())).items() if isinstance(found, dict)]
+    lines = [
+        [way, *(_spread(found[way]["tokens_per_second"]) for found in genres.values())]
+        for way in ways
+    ]
+    return table(["tokens per second", *genres], lines)
+
+
 def _spread(figure: dict[str, float]) -> str:
     digits = 1 if figure["median"] < 1000 else 0
     return f"{figure['median']:.{digits}f} [{figure['low']:.{digits}f}–{figure['high']:.{digits}f}]"
@@ -84,8 +109,11 @@ def main() -> None:
     parser.add_argument("files", nargs="+", type=Path)
     for file in parser.parse_args().files:
         report = json.loads(file.read_text())
-        print(f"`{report['command']}`, {report['machine']['device']}, {report['date']},")
-        print(f"read bandwidth {report['read_bandwidth'] / 1e9:.1f} GB/s:\n")
+        print(f"`{report['command']}`, {report['machine']['device']}, {report['date']}\n")
+        if "decode" in report:
+            print(windows_table(report), rates_table(report), sep="\n\n", end="\n\n")
+            continue
+        print(f"Read bandwidth {report['read_bandwidth'] / 1e9:.1f} GB/s:\n")
         print(rows_table(report) if "shapes" in report else families_table(report), "\n")
 
 

@@ -44,30 +44,22 @@ FN void products(const Bits* const (&weights)[kOuts], const float* const (&x)[kR
     }
     return;
   }
-  Quads<kLanes> total[kOuts][kRows] = {};
+  Quads total[kOuts][kRows] = {};
   for (int at = 0; at < terms; at += RowProduct::kGroup) {
-    Quads<kLanes> low[kOuts], high[kOuts];
+    Quads low[kOuts], high[kOuts];
 #pragma unroll
-    for (int o = 0; o < kOuts; ++o) load_quads(weights[o] + at, 0, terms - at, low[o], high[o]);
+    for (int o = 0; o < kOuts; ++o) load_quads(weights[o] + at, terms - at, low[o], high[o]);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      Quads<kLanes> x_low, x_high;
-      load_quads(x[r] + at, 0, terms - at, x_low, x_high);
+      Quads x_low, x_high;
+      load_quads(x[r] + at, terms - at, x_low, x_high);
 #pragma unroll
       for (int o = 0; o < kOuts; ++o) {
         total[o][r] = fma(high[o], x_high, fma(low[o], x_low, total[o][r]));
       }
     }
   }
-#pragma unroll
-  for (int o = 0; o < kOuts; ++o) {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      Folded folded;
-      fold(total[o][r], 0, folded);
-      sums[o][r] = sum(folded);
-    }
-  }
+  lane_sums(total, sums);
 }
 
 template <int kVariant>

@@ -11,13 +11,13 @@ namespace hipjax::gpu {
 
 // The wide order: one group of kOuts weight rows, and of kRows staged rows side by side.
 template <int kOuts, int kRows>
-FN void add_group(Quads<kLanes> (&total)[kOuts][kRows], const Quads<kLanes> (&low)[kOuts],
-                  const Quads<kLanes> (&high)[kOuts], const float* staged) {
+FN void add_group(Quads (&total)[kOuts][kRows], const Quads (&low)[kOuts],
+                  const Quads (&high)[kOuts], const float* staged) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const auto x = staged_half<kLanes>(staged + r * RowProduct::kGroup, 0, half);
+      const auto x = staged_half(staged + r * RowProduct::kGroup, half);
 #pragma unroll
       for (int o = 0; o < kOuts; ++o) total[o][r] = fma(half ? high[o] : low[o], x, total[o][r]);
     }
@@ -82,24 +82,16 @@ struct StagedRows {
     decltype(weight(0)) weights[kOuts];
 #pragma unroll
     for (int o = 0; o < kOuts; ++o) weights[o] = weight(o < count ? o : count - 1);
-    Quads<kLanes> total[kOuts][kRows] = {};
+    Quads total[kOuts][kRows] = {};
     for (int g = 0; g < groups(); ++g) {
-      Quads<kLanes> low[kOuts], high[kOuts];
+      Quads low[kOuts], high[kOuts];
 #pragma unroll
       for (int o = 0; o < kOuts; ++o) {
-        load_quads(weights[o] + g * kGroup, 0, terms - g * kGroup, low[o], high[o]);
+        load_quads(weights[o] + g * kGroup, terms - g * kGroup, low[o], high[o]);
       }
       add_group(total, low, high, at + g * kRows * kGroup);
     }
-#pragma unroll
-    for (int o = 0; o < kOuts; ++o) {
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        Folded folded;
-        fold(total[o][r], 0, folded);
-        values[o][r] = sum(folded);
-      }
-    }
+    lane_sums(total, values);
   }
 };
 
@@ -147,7 +139,7 @@ FN void run(const RowProduct& a, int block, Block<RowProduct::waves(kVariant)> g
       if (busy && slice == 0) narrow_turn<Bits>(a, first, to, kOuts);
       continue;
     }
-    Quads<kLanes> total[kOuts][kRows] = {};
+    Quads total[kOuts][kRows] = {};
     for (int from = 0; from < groups; from += a.chunk) {
       const int end = from + a.chunk < groups ? from + a.chunk : groups;
       if (a.chunk < groups || base == block) {
@@ -165,7 +157,7 @@ FN void run(const RowProduct& a, int block, Block<RowProduct::waves(kVariant)> g
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
           if (kWhole || g + i < end) {
-            Quads<kLanes> low[kOuts], high[kOuts];
+            Quads low[kOuts], high[kOuts];
 #pragma unroll
             for (int o = 0; o < kOuts; ++o) widen(ahead[i][o], low[o], high[o]);
             add_group(total, low, high, x + i * kRows * kGroup);
@@ -178,11 +170,7 @@ FN void run(const RowProduct& a, int block, Block<RowProduct::waves(kVariant)> g
 #pragma unroll
     for (int o = 0; o < kOuts; ++o) {
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        Folded folded;
-        fold(total[o][r], 0, folded);
-        values[o * kRows + r] = folded.v;
-      }
+      for (int r = 0; r < kRows; ++r) values[o * kRows + r] = folded(total[o][r]);
     }
     float value = sums(values);
     const int which = lane();

@@ -175,20 +175,17 @@ struct Block {
   char* shared;
   template <class Fn>
   FN void each(Fn fn) const {
-    fn(thread() / kLanes);
+    [[clang::always_inline]] fn(thread() / kLanes);  // a call would bring what it captures to memory
     if constexpr (kWaves > 1) barrier();
   }
 };
 
-// Four accumulators of every lane; see order.md, "row products". A GPU wave is one part.
-constexpr int part_lanes(int) { return kLanes; }
+// Four accumulators of every lane; see order.md, "row products".
 
-template <int kPart>
 struct Quads {
   float v[4];
 };
-template <int kPart>
-FN Quads<kPart> fma(Quads<kPart> a, Quads<kPart> b, Quads<kPart> c) {
+FN Quads fma(Quads a, Quads b, Quads c) {
   for (int i = 0; i < 4; ++i) c.v[i] = __builtin_fmaf(a.v[i], b.v[i], c.v[i]);
   return c;
 }
@@ -215,29 +212,29 @@ FN const __attribute__((address_space(1))) T* in_memory(const void* p) {
   return (const __attribute__((address_space(1))) T*)p;
 }
 FN Raw<uint16_t> load_raw(const uint16_t* w, int left) {
-  if (lane() * 8 >= left) return {{0, 0, 0, 0}};
+  if (lane() * 8 >= left) return Raw<uint16_t>{};
   return {__builtin_nontemporal_load(in_memory<Words>(w + lane() * 8))};
 }
 FN Raw<float> load_raw(const float* w, int left) {
-  if (lane() * 8 >= left) return {{0, 0, 0, 0}, {0, 0, 0, 0}};
+  if (lane() * 8 >= left) return Raw<float>{};
   return {*in_memory<Four>(w + lane() * 8), *in_memory<Four>(w + lane() * 8 + 4)};
 }
 // The first four and the last four terms of each lane.
-FN void widen(const Raw<uint16_t>& raw, Quads<kLanes>& low, Quads<kLanes>& high) {
+FN void widen(const Raw<uint16_t>& raw, Quads& low, Quads& high) {
   for (int i = 0; i < 4; ++i) {
-    Quads<kLanes>& half = i < 2 ? low : high;
+    Quads& half = i < 2 ? low : high;
     half.v[2 * i % 4] = as_float(static_cast<int>(raw.bits[i] << 16));
     half.v[2 * i % 4 + 1] = as_float(static_cast<int>(raw.bits[i] & 0xffff0000u));
   }
 }
-FN void widen(const Raw<float>& raw, Quads<kLanes>& low, Quads<kLanes>& high) {
+FN void widen(const Raw<float>& raw, Quads& low, Quads& high) {
   for (int i = 0; i < 4; ++i) {
     low.v[i] = raw.low[i];
     high.v[i] = raw.high[i];
   }
 }
 template <class Bits>
-FN void load_quads(const Bits* w, int, int left, Quads<kLanes>& low, Quads<kLanes>& high) {
+FN void load_quads(const Bits* w, int left, Quads& low, Quads& high) {
   widen(load_raw(w, left), low, high);
 }
 // A group of 256 terms laid out so that the lanes' quads lie side by side.
@@ -247,22 +244,20 @@ FN void stage_group(float* to, const float* x, int left) {
   reinterpret_cast<Four*>(to)[lane()] = live ? four(x + lane() * 8) : zero;
   reinterpret_cast<Four*>(to)[kLanes + lane()] = live ? four(x + lane() * 8 + 4) : zero;
 }
-template <int kPart>
-FN Quads<kPart> staged_half(const float* staged, int, int half) {
+FN Quads staged_half(const float* staged, int half) {
   const Four a = reinterpret_cast<const Four*>(staged)[half * kLanes + lane()];
   return {{a[0], a[1], a[2], a[3]}};
 }
-FN void prefetch(const void*) {}
-
-// Each lane's four accumulators as one value, and the tree over lanes.
-struct Folded {
-  float v;
-};
-template <int kPart>
-FN void fold(const Quads<kPart>& a, int, Folded& to) {
-  to.v = (a.v[0] + a.v[1]) + (a.v[2] + a.v[3]);
+// Each lane's four accumulators as one value.
+FN float folded(const Quads& a) { return (a.v[0] + a.v[1]) + (a.v[2] + a.v[3]); }
+template <int kOuts, int kRows>
+FN void lane_sums(const Quads (&totals)[kOuts][kRows], float (&values)[kOuts][kRows]) {
+#pragma unroll
+  for (int o = 0; o < kOuts; ++o) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) values[o][r] = sum(folded(totals[o][r]));
+  }
 }
-FN float sum(const Folded& folded) { return sum(folded.v); }
 
 constexpr int power_of_two(int atleast) {
   int n = 1;

@@ -1,12 +1,14 @@
-"""Python in a process of its own, with other settings of the environment."""
+"""Programs in processes of their own: Python with other settings, and what tests compile."""
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+COMPILER = next(filter(None, map(shutil.which, ("c++", "g++", "clang++", "clang++-19"))), None)
 
 
 def run(code: str, *arguments: str, status: int = 0, **environment: str | None) -> tuple[str, str]:
@@ -26,3 +28,10 @@ def run(code: str, *arguments: str, status: int = 0, **environment: str | None) 
     )
     assert ran.returncode == status, ran.stderr
     return ran.stdout, ran.stderr
+
+
+def compiled(to: Path, source: str, *more: str, standard: str = "c++17") -> None:
+    """Compiles a source that lies beside the tests."""
+    assert COMPILER is not None
+    own = str(Path(__file__).with_name(source))
+    subprocess.run([COMPILER, f"-std={standard}", "-o", str(to), own, *more], check=True)

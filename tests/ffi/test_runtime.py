@@ -4,16 +4,14 @@ import json
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import jax
 import pytest
 
 from hipjax.ffi import registration
 from tests.ffi import processes
+from tests.ffi.processes import COMPILER, compiled
 
-HERE = Path(__file__).parent
-COMPILER = next(filter(None, map(shutil.which, ("c++", "g++", "clang++", "clang++-19"))), None)
 CODE = registration.report().code_objects
 pytestmark = [
     pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler"),
@@ -38,11 +36,6 @@ def runtimes(tmp_path_factory):
         flags = ("-shared", "-fPIC", f"-Wl,-soname,{name}")
         compiled(folder / name, "fake_runtime.cc", *flags, *kind)
     return folder
-
-
-def compiled(to: Path, source: str, *more: str):
-    command = [COMPILER, "-std=c++17", "-o", str(to), str(HERE / source), *more]
-    subprocess.run(command, check=True)
 
 
 class Fake:
